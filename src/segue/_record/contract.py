@@ -1,0 +1,180 @@
+"""The trainable contract: what must be equal for pending gradients and optimizer state to mean the same.
+
+No values; names, alias groups, logical shapes, dtypes, strides. A name is the identity of a parameter,
+its position never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from segue.errors import ContractMismatch, Finding
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a parameter or buffer is, without its values."""
+
+    kind: str
+    """`parameter`, `buffer`, or `transient` for a buffer that is in no state dict."""
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+    requires_grad: bool
+    grad_dtype: str | None
+    """The dtype its gradient may have, where the caller set one that differs from its own (`grad_dtype`)."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """One alias of a tensor, or several registered tensors that lie in one storage."""
+
+    members: Mapping[str, int]
+    """Offset in bytes of each name, relative to the first; equal layouts at offset 0 are the same tensor."""
+    tied: bool
+    """Whether all names are one object."""
+
+
+@dataclass(frozen=True)
+class TrainableContract:
+    """Everything about the registered tensors of one module that isn't their values.
+
+    The distinct trainable parameters are the contract of the seeds; frozen parameters and buffers stand beside
+    them, marked, since a full record restores those too.
+    """
+
+    tensors: Mapping[str, TensorSpec | None]
+    """By canonical name, sorted; the first name of each alias group. `None` for a registered buffer that is `None`."""
+    sharing: tuple[Sharing, ...]
+    """Groups of two or more names in one storage, sorted by first name."""
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the distinct trainable parameters, sorted."""
+        return [name for name, spec in self.tensors.items() if spec is not None and spec.requires_grad]
+
+    def differences(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
+        """Yield what differs between this contract, of the record, and `found`, of the live module.
+
+        Args:
+            found: The contract of the live module.
+            scope: What the tensors belong to, for codes: `model` or `component.<name>`.
+        """
+        for name in sorted(self.tensors.keys() | found.tensors.keys()):
+            if name not in found.tensors:
+                yield self._missing(name, found, scope)
+            elif name not in self.tensors:
+                yield found._extra(name, self, scope)
+            else:
+                yield from _spec_differences(name, self.tensors[name], found.tensors[name], scope)
+        yield from self._sharing_differences(found, scope)
+
+    def _names(self) -> dict[str, Sharing]:
+        return {name: sharing for sharing in self.sharing for name in sharing.members}
+
+    def _missing(self, name: str, found: TrainableContract, scope: str) -> Finding:
+        alias = found._names().get(name)
+        hint = None
+        if alias is not None:
+            hint = f"in the program it is an alias of {next(iter(alias.members))}"
+        else:
+            twins = [
+                other
+                for other in found.tensors
+                if other not in self.tensors and _same_but_name(self.tensors[name], found.tensors[other])
+            ]
+            if twins:
+                hint = f"was it renamed? {', '.join(twins[:3])} is new and of the same kind and shape"
+        kind = getattr(self.tensors[name], "kind", "buffer")
+        return Finding(
+            ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",
+            f"{scope} {name}", _summary(self.tensors[name]), "absent", hint,
+        )  # fmt: skip
+
+    def _extra(self, name: str, record: TrainableContract, scope: str) -> Finding:
+        kind = getattr(self.tensors[name], "kind", "buffer")
+        alias = record._names().get(name)
+        hint = None if alias is None else f"in the record it is an alias of {next(iter(alias.members))}"
+        return Finding(
+            ContractMismatch, f"{scope}.extra.{name}", f"a {kind} of the program is not in the record",
+            f"{scope} {name}", "absent", _summary(self.tensors[name]), hint,
+        )  # fmt: skip
+
+    def _sharing_differences(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
+        if self.sharing == found.sharing:
+            return
+        ours = {frozenset(sharing.members): sharing for sharing in self.sharing}
+        theirs = {frozenset(sharing.members): sharing for sharing in found.sharing}
+        for members in sorted(ours.keys() | theirs.keys(), key=sorted):
+            left, right = ours.get(members), theirs.get(members)
+            if left == right:
+                continue
+            names = ", ".join(sorted(members))
+            yield Finding(
+                ContractMismatch, f"{scope}.tied.{min(members)}", "parameters or buffers share memory differently",
+                f"{scope} {names}", _sharing_summary(left), _sharing_summary(right),
+                "build the model with the same ties and views as when it was captured",
+            )  # fmt: skip
+
+
+def _same_but_name(left: TensorSpec | None, right: TensorSpec | None) -> bool:
+    return (
+        left is not None
+        and right is not None
+        and (left.kind, left.shape, left.dtype) == (right.kind, right.shape, right.dtype)
+    )
+
+
+def _summary(spec: TensorSpec | None) -> str:
+    return "None" if spec is None else f"{spec.dtype} {spec.shape}"
+
+
+def _sharing_summary(sharing: Sharing | None) -> str:
+    if sharing is None:
+        return "separate"
+    return "one tensor" if sharing.tied else f"one storage, offsets {dict(sharing.members)}"
+
+
+_ASPECTS = ("kind", "shape", "dtype", "strides", "requires_grad", "grad_dtype")
+
+
+def _spec_differences(
+    name: str, left: TensorSpec | None, right: TensorSpec | None, scope: str
+) -> Iterator[Finding]:
+    where = f"{scope} {name}"
+    if left is None or right is None:
+        if left is not right:
+            yield Finding(
+                ContractMismatch, f"{scope}.none.{name}", "a buffer is None on one side only",
+                where, _summary(left), _summary(right),
+            )  # fmt: skip
+        return
+    for aspect in _ASPECTS:
+        before, now = getattr(left, aspect), getattr(right, aspect)
+        if before == now or (aspect == "strides" and left.shape != right.shape):
+            continue
+        yield Finding(
+            ContractMismatch,
+            f"{scope}.{aspect}.{name}",
+            _CLAUSES[aspect](before),
+            where,
+            before,
+            now,
+            _HINTS.get(aspect),
+        )
+
+
+_CLAUSES: dict[str, Callable[[object], str]] = {
+    "kind": lambda before: f"a {before} of the record is registered otherwise in the program",
+    "shape": lambda before: "the shape differs",
+    "dtype": lambda before: "the dtype differs, and nothing is ever cast",
+    "strides": lambda before: "the memory layout (strides) differs",
+    "requires_grad": lambda before: "newly frozen" if before else "newly trainable",
+    "grad_dtype": lambda before: "the dtype of its gradient differs",
+}
+_HINTS = {
+    "requires_grad": "freeze or unfreeze it as it was before resuming; `Checkpointer.newest()` tells how it was",
+    "strides": "layout changes the last bits of norms and sums; build it in the same memory format",
+}

@@ -1,0 +1,111 @@
+"""Dataclasses to trees and back, guided by their type hints, so that every section is validated the same way.
+
+`structure` is what stands between a hostile manifest and the rest of segue: it accepts exactly what `unstructure`
+makes, and names the path of anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from segue._record.tensors import CapturedArray, CapturedTensor
+from segue._record.tree import Path, shown_path
+from segue.errors import InvalidRecord
+
+
+def unstructure(value: Any) -> Any:
+    """Turn a dataclass, or a mapping or tuple of them, into a tree of dictionaries and lists.
+
+    Fields annotated `Any` hold trees already and are passed through.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, CapturedTensor | CapturedArray | type):
+        hints = _hints(type(value))
+        return {
+            field.name: getattr(value, field.name)
+            if hints[field.name] is Any
+            else unstructure(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {key: unstructure(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [unstructure(item) for item in value]
+    return value
+
+
+def structure(cls: type[Any], tree: Any, path: Path = ()) -> Any:
+    """Build a dataclass from a tree, checking every type: the inverse of `unstructure`.
+
+    Raises:
+        InvalidRecord: If a field is missing, unknown, or of another type.
+    """
+    return _build(cls, tree, path)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(hint: Any, tree: Any, path: Path) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return tree
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(hint, tree, path)
+    if origin is not None and issubclass(origin, Mapping):
+        return _build_mapping(hint, tree, path)
+    if origin is tuple:
+        return _build_tuple(hint, tree, path)
+    if dataclasses.is_dataclass(hint) and hint not in (CapturedTensor, CapturedArray):
+        return _build_dataclass(typing.cast(type, hint), tree, path)
+    if type(tree) is not hint:
+        raise _wrong(path, hint, tree)
+    return tree
+
+
+def _build_union(hint: Any, tree: Any, path: Path) -> Any:
+    choices = typing.get_args(hint)
+    if tree is None and type(None) in choices:
+        return None
+    present = [choice for choice in choices if choice is not type(None)]
+    if len(present) == 1:
+        return _build(present[0], tree, path)
+    if type(tree) not in present:
+        raise _wrong(path, hint, tree)
+    return tree
+
+
+def _build_mapping(hint: Any, tree: Any, path: Path) -> dict[str, Any]:
+    if type(tree) is not dict or not all(type(key) is str for key in tree):
+        raise _wrong(path, "an object", tree)
+    _, item_hint = typing.get_args(hint)
+    return {key: _build(item_hint, item, (*path, key)) for key, item in tree.items()}
+
+
+def _build_tuple(hint: Any, tree: Any, path: Path) -> tuple[Any, ...]:
+    if type(tree) is not list:
+        raise _wrong(path, "a list", tree)
+    item_hint = typing.get_args(hint)[0]
+    return tuple(_build(item_hint, item, (*path, str(index))) for index, item in enumerate(tree))
+
+
+def _build_dataclass(cls: type, tree: Any, path: Path) -> Any:
+    names = [field.name for field in dataclasses.fields(cls)]
+    if type(tree) is not dict or tree.keys() != set(names):
+        found = sorted(map(str, tree)) if type(tree) is dict else tree
+        raise _wrong(path, f"fields {', '.join(names)}", found)
+    hints = _hints(cls)
+    return cls(**{name: _build(hints[name], tree[name], (*path, name)) for name in names})
+
+
+def _wrong(path: Path, expected: Any, found: Any) -> InvalidRecord:
+    name = getattr(expected, "__name__", str(expected))
+    return InvalidRecord(
+        "a field is not of its type", code="record.field", where=shown_path(path), expected=name, found=found
+    )

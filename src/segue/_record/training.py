@@ -1,0 +1,115 @@
+"""The record: one training at one boundary, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from segue._record import structure as _structure
+from segue._record import tree as _tree
+from segue._record.contract import TensorSpec
+from segue._record.gradients import GradientsRecord
+from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
+from segue._record.tensors import CapturedTensor, blobs
+from segue._record.window import WindowRecord
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which part of a run this record is."""
+
+    world_size: int = 1
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """Everything that decides how a training goes on, captured at one boundary between microbatches.
+
+    A value: it shares no memory with the live training, and comparing two needs neither. A record that was loaded
+    reads its tensors from the open files as they are needed, verified each time.
+    """
+
+    model: ModuleRecord
+    optimizers: Mapping[str, OptimizerRecord]
+    schedulers: Mapping[str, SchedulerRecord]
+    gradients: GradientsRecord
+    """What stood in `.grad`."""
+    window: WindowRecord | None
+    components: Mapping[str, ComponentRecord]
+    streams: Mapping[str, Any] | None
+    """Random streams by name; `None` where the caller opted out."""
+    caller_state: Any
+    """The caller's tree; read it through `state`."""
+    environment: Mapping[str, Any]
+    """What changes floating-point results: versions, threads, flags."""
+    kind: str = "full"
+    step: int | None = None
+    """Optimizer steps, as told by the caller."""
+    microbatch: int | None = None
+    """Boundaries passed since the run began, as counted by the checkpointer."""
+    topology: Topology = field(default_factory=Topology)
+    lineage: tuple[Any, ...] = ()
+    """What was accepted at earlier resumes of this run, oldest first."""
+    version: int = RECORD_VERSION
+
+    @property
+    def state(self) -> Any:
+        """The caller state as new live values: plain values, host tensors and arrays."""
+        return _tree.thaw(self.caller_state)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors and arrays in the record."""
+        return sum(blob.num_bytes for blob in blobs(self.sections()))
+
+    def sections(self) -> dict[str, Any]:
+        """Return every field as a tree, by name: what stores and digests work on."""
+        return {name: _structure.unstructure(getattr(self, name)) for name in SECTIONS}
+
+    @staticmethod
+    def from_sections(sections: Mapping[str, Any]) -> TrainingRecord:
+        """Build a record from trees: the inverse of `sections`.
+
+        Raises:
+            InvalidRecord: If a section is missing, unknown or malformed.
+        """
+        record: TrainingRecord = _structure.structure(TrainingRecord, dict(sections))
+        return record
+
+    def verify(self) -> None:
+        """Read every tensor once and compare it with its checksum.
+
+        Raises:
+            StoreError: If anything does not match.
+        """
+        for blob in blobs(self.sections()):
+            blob.source.verify()
+
+    def with_device(self, device: str) -> TrainingRecord:
+        """Return the same record with every tensor placed on one device."""
+        placed: TrainingRecord = _placed(self, device)
+        return placed
+
+
+SECTIONS = tuple(item.name for item in fields(TrainingRecord))
+
+
+def _placed(value: Any, device: str) -> Any:
+    """Rebuild a record with all placements replaced; trees keep their shape."""
+    if isinstance(value, CapturedTensor):
+        return value.with_device(device)
+    if isinstance(value, TensorSpec):
+        return replace(value, device=device)
+    if isinstance(value, dict):
+        return type(value)((key, _placed(item, device)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_placed(item, device) for item in value)
+    if hasattr(value, "__dataclass_fields__") and not hasattr(value, "source"):
+        return replace(
+            value, **{item.name: _placed(getattr(value, item.name), device) for item in fields(value)}
+        )
+    return value

@@ -1,0 +1,33 @@
+"""An accumulation window as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from segue._record.gradients import GradientsRecord
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """The counters of an accumulation window; together with its sums, all of it."""
+
+    kind: str
+    """`plain` divides by microbatches, `weighted` by the sum of weights."""
+    dtype: str
+    """The dtype the sums are kept and divided in: `float32` or `float64`."""
+    loss_scale: float
+    """The fixed factor in every loss of the window; 1.0 for none."""
+    window_microbatches: int | None
+    """How many microbatches fill the window, or `None` where the caller decides."""
+    microbatches: int
+    """How many microbatches are in the window, empty ones included."""
+    total_weight: float
+    """The sum of their weights, in double precision; for a plain window, their number."""
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """An open window: what has been summed so far and what it will be divided by."""
+
+    state: WindowState
+    sums: GradientsRecord
