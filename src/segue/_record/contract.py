@@ -6,7 +6,7 @@ its position never is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from segue.errors import ContractMismatch, Finding
@@ -49,6 +49,8 @@ class TrainableContract:
     """By canonical name, sorted; the first name of each alias group. `None` for a registered buffer that is `None`."""
     sharing: tuple[Sharing, ...]
     """Groups of two or more names in one storage, sorted by first name."""
+    order: tuple[str, ...]
+    """The distinct parameters as the module iterates them: norms over `parameters()` add up in this order."""
 
     @property
     def trainable(self) -> list[str]:
@@ -70,6 +72,21 @@ class TrainableContract:
             else:
                 yield from _spec_differences(name, self.tensors[name], found.tensors[name], scope)
         yield from self._sharing_differences(found, scope)
+        yield from self._order_difference(found, scope)
+
+    def _order_difference(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
+        if self.order == found.order or set(self.order) != set(found.order):
+            return
+        yield Finding(
+            ContractMismatch,
+            f"{scope}.order",
+            "the parameters are declared in another order",
+            f"{scope} {moved(self.order, found.order)}",
+            list(self.order),
+            list(found.order),
+            "global norms add up in this order, so the last bits may differ",
+            admissible=True,
+        )
 
     def _names(self) -> dict[str, Sharing]:
         return {name: sharing for sharing in self.sharing for name in sharing.members}
@@ -117,6 +134,12 @@ class TrainableContract:
                 f"{scope} {names}", _sharing_summary(left), _sharing_summary(right),
                 "build the model with the same ties and views as when it was captured",
             )  # fmt: skip
+
+
+def moved(before: Sequence[str], after: Sequence[str]) -> str:
+    """Name what stands at another position, at most five of them."""
+    names = [name for name, other in zip(after, before, strict=False) if name != other]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _same_but_name(left: TensorSpec | None, right: TensorSpec | None) -> bool:

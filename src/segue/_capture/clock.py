@@ -1,0 +1,81 @@
+"""Two clocks: optimizer steps, and the schedule. A save between their ticks resumes one step late.
+
+PyTorch keeps no count of optimizer steps that a scheduler has not answered yet, so a hook counts them from the
+moment a training is bound.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from segue._capture.scheduler import family, optimizer_of
+
+
+@dataclass
+class _Ticks:
+    marker: tuple[Any, ...]
+    outstanding: int = 0
+    usual: int | None = None
+
+
+class ScheduleClock:
+    """Counts, for each scheduler, the optimizer steps since it last moved, and between its last two moves."""
+
+    def __init__(self, schedulers: Mapping[str, LRScheduler]) -> None:
+        self._schedulers = dict(schedulers)
+        self._ticks = {name: _Ticks(_marker(scheduler)) for name, scheduler in schedulers.items()}
+        # The hook outlives this object in the optimizer; it must not keep a whole training alive.
+        this = weakref.ref(self)
+        for optimizer in {id(optimizer_of(s)): optimizer_of(s) for s in schedulers.values()}.values():
+            optimizer.register_step_post_hook(_hook(this))
+
+    def stepped(self, optimizer: object) -> None:
+        """Count one step of this optimizer."""
+        for name, scheduler in self._schedulers.items():
+            if optimizer_of(scheduler) is optimizer:
+                self._look(name).outstanding += 1
+
+    def outstanding(self, name: str) -> int:
+        """Return how many optimizer steps this scheduler has not answered."""
+        return self._look(name).outstanding
+
+    def usual(self, name: str) -> int | None:
+        """Return how many optimizer steps lay between its last two moves, `None` before the second."""
+        return self._look(name).usual
+
+    def is_due(self, name: str) -> bool:
+        """Tell whether as many steps are outstanding as the schedule has waited for so far."""
+        ticks = self._look(name)
+        return ticks.usual is not None and ticks.outstanding >= ticks.usual
+
+    def restore(self, name: str, outstanding: int, usual: int | None) -> None:
+        """Go on counting from a record, after the scheduler itself was restored."""
+        self._ticks[name] = _Ticks(_marker(self._schedulers[name]), outstanding, usual)
+
+    def _look(self, name: str) -> _Ticks:
+        ticks, marker = self._ticks[name], _marker(self._schedulers[name])
+        if marker != ticks.marker:
+            # A move without a step (a step skipped by a scaler) says nothing about the pattern.
+            ticks.usual = ticks.outstanding or ticks.usual
+            ticks.marker, ticks.outstanding = marker, 0
+        return ticks
+
+
+def _hook(this: weakref.ref[ScheduleClock]) -> Any:
+    def count(optimizer: object, _args: Any, _kwargs: Any) -> None:
+        clock = this()
+        if clock is not None:
+            clock.stepped(optimizer)
+
+    return count
+
+
+def _marker(scheduler: LRScheduler) -> tuple[Any, ...]:
+    return tuple(
+        (vars(member).get("last_epoch"), vars(member).get("_step_count")) for member in family(scheduler)
+    )

@@ -1,0 +1,202 @@
+"""Objects that the caller registers by name: modules, objects with `state_dict`, and components.
+
+A ladder of promises. A *module* is captured like the model: checked completely, filled in place. A *component* has
+`capture`, `check` and `restore`: it says what would not fit before anything changes. An object with `state_dict`
+and `load_state_dict` can only be loaded and refuse then; so it is loaded early, and put back from an undo copy if
+it, or a later one, refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from segue._capture.module import capture_module, check_module, plan_module
+from segue._capture.plain import freeze
+from segue._capture.scheduler import is_scheduler
+from segue._capture.staging import class_name, type_name
+from segue._capture.writes import Write
+from segue._record.sections import ComponentRecord
+from segue._record.tree import same, thaw
+from segue.errors import ComponentMismatch, Finding, NotAtBoundary, RestoreInterrupted, UnsupportedState
+
+
+@runtime_checkable
+class Component(Protocol):
+    """An object that takes part in capture and restore with promises of its own."""
+
+    def capture(self) -> Any:
+        """Return the state as plain values, tensors and arrays. Must not change anything."""
+        ...
+
+    def check(self, state: Any) -> Iterable[str]:
+        """Return what would keep `restore(state)` from working, as clauses; nothing if it would. Change nothing."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Take over the state; can't fail if `check` returned nothing."""
+        ...
+
+
+def kind_of(value: object, name: str) -> str:
+    """Classify an object: `module`, `component` or `state_dict`.
+
+    Raises:
+        UnsupportedState: If it is none of them, or has a place of its own in `Training`.
+    """
+    where = f"component.{name}"
+    _refuse_misplaced(value, where)
+    if isinstance(value, nn.Module):
+        return "module"
+    if isinstance(value, Component):
+        return "component"
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return "state_dict"
+    raise UnsupportedState(
+        "a component needs `state_dict` and `load_state_dict`, or `capture`, `check` and `restore`",
+        code="capture.component", where=where, found=type_name(value),
+    )  # fmt: skip
+
+
+def _refuse_misplaced(value: object, where: str) -> None:
+    if isinstance(value, Optimizer):
+        hint = "hand it in as one of the optimizers: `Training(model, {name: optimizer})`"
+    elif is_scheduler(value):
+        hint = "hand it in as one of the schedulers: `Training(model, optimizer, {name: scheduler})`"
+    elif any(class_name(cls) == "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
+             for cls in type(value).__mro__):  # fmt: skip
+        hint = "its iterator must be rebuilt in step with the random streams, which is not supported yet; keep your own position in the caller state"
+    elif isinstance(value, DataLoader):
+        hint = _loader_hint(value)
+    else:
+        return
+    raise UnsupportedState("this object can't be a component", code="capture.component", where=where,
+                           found=type_name(value), hint=hint)  # fmt: skip
+
+
+def _loader_hint(loader: DataLoader[Any]) -> str:
+    if isinstance(loader.sampler, SequentialSampler):
+        return "a DataLoader knows no position; count batches in the caller state and skip that many after resuming"
+    shuffles = "shuffles" if isinstance(loader.sampler, RandomSampler) else "draws its own order"
+    return (
+        f"it {shuffles} anew at each start and knows no position; draw the order yourself, keep order and position "
+        "in the caller state, and iterate over `Subset(dataset, order[position:])`"
+    )
+
+
+def capture_component(value: Any, name: str) -> ComponentRecord:
+    """Copy the state of a registered object.
+
+    Raises:
+        UnsupportedState: If part of it can't be kept.
+        NotAtBoundary: If it is a gradient scaler between `unscale_` and `update`.
+    """
+    kind, scope = kind_of(value, name), f"component.{name}"
+    if kind == "module":
+        return ComponentRecord(kind, type_name(value), capture_module(value, scope), None)
+    refuse_scaler_in_flight(value, scope)
+    return ComponentRecord(kind, type_name(value), None, _state(value, kind, scope))
+
+
+def _state(value: Any, kind: str, scope: str) -> Any:
+    return freeze(value.capture() if kind == "component" else value.state_dict(), scope)
+
+
+def refuse_scaler_in_flight(value: object, scope: str) -> None:
+    """Raise `NotAtBoundary` for a gradient scaler that has unscaled and not updated yet.
+
+    Which optimizers it has unscaled is in no state dict: resuming would unscale twice (torch 2.13).
+    """
+    if not isinstance(value, torch.amp.GradScaler):
+        return
+    for state in getattr(value, "_per_optimizer_states", {}).values():
+        stage = getattr(state.get("stage"), "name", "READY")
+        if stage != "READY":
+            raise NotAtBoundary("a gradient scaler is between `unscale_` and `update`", where=scope, found=stage,
+                                hint="save after `scaler.update()`")  # fmt: skip
+
+
+def check_component(record: ComponentRecord, value: Any, name: str) -> Iterator[Finding]:
+    """Yield what keeps the record from fitting this object, as far as its kind can tell."""
+    scope = f"component.{name}"
+    if record.class_name != type_name(value):
+        yield Finding(
+            ComponentMismatch,
+            f"{scope}.class",
+            "another class of component",
+            scope,
+            record.class_name,
+            type_name(value),
+        )
+        return
+    if record.module is not None and isinstance(value, nn.Module):
+        yield from check_module(record.module, value, scope)
+    elif record.kind == "component":
+        for clause in value.check(thaw(record.tree)):
+            yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)
+
+
+def plan_component_module(record: ComponentRecord, value: nn.Module, name: str) -> list[Write]:
+    """Plan a component that is a module."""
+    return [] if record.module is None else plan_module(record.module, value, f"component.{name}")
+
+
+class ObjectRestore:
+    """Restores objects that can only be asked to, with an undo.
+
+    Made before the first write: it takes the undo copies then.
+    """
+
+    def __init__(self, records: dict[str, ComponentRecord], values: dict[str, Any]) -> None:
+        self._records = {name: record for name, record in records.items() if record.kind != "module"}
+        self._values = values
+        self._undo = {name: capture_component(values[name], name) for name in self._records}
+        self._done: list[str] = []
+
+    def run(self) -> None:
+        """Restore every object, in order of name.
+
+        Raises:
+            ComponentMismatch: If one refuses; all have been put back, and nothing else was changed.
+            RestoreInterrupted: If one refuses and could not be put back.
+        """
+        for name, record in sorted(self._records.items()):
+            self._done.append(name)
+            try:
+                _restorer(self._values[name], record.kind)(thaw(record.tree))
+            except Exception as error:
+                self.undo(error)
+                raise ComponentMismatch(
+                    f"a component refused its state: {error}", code=f"component.{name}.refused",
+                    where=f"component.{name}", found=type(error).__name__,
+                ) from error  # fmt: skip
+
+    def undo(self, cause: BaseException) -> None:
+        """Put back every object that was touched.
+
+        Raises:
+            RestoreInterrupted: If an object can't be put back as it was.
+        """
+        for name in reversed(self._done):
+            before = self._undo[name]
+            try:
+                _restorer(self._values[name], before.kind)(thaw(before.tree))
+                intact = same(before.tree, capture_component(self._values[name], name).tree)
+            except Exception:
+                intact = False
+            if not intact:
+                raise RestoreInterrupted(
+                    "a component refused its state and could not be put back; rebuild this training",
+                    where=f"component.{name}",
+                ) from cause
+        self._done.clear()
+
+
+def _restorer(value: Any, kind: str) -> Callable[[Any], None]:
+    restore: Callable[[Any], None] = value.restore if kind == "component" else value.load_state_dict
+    return restore

@@ -1,0 +1,164 @@
+"""Pending gradients: what stands in `.grad`, and what an accumulator has summed.
+
+Absent, zero and `None` differ: an optimizer skips a parameter without a gradient, and decays one with a zero.
+Strides are kept, since a gradient that comes back in another layout changes the last bits of its norm (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from segue._capture.staging import capture_tensor
+from segue._capture.writes import ObjectWrite, TensorWrite, Write
+from segue._record.gradients import GradientsRecord
+from segue._record.tensors import CapturedTensor, empty_like_captured
+from segue._record.window import WindowRecord, WindowState
+from segue.errors import ContractMismatch, Finding, PendingGradientError, UnsupportedState, WindowError
+
+Parameters = Mapping[str, torch.nn.Parameter]
+"""The distinct registered parameters by canonical name."""
+
+
+class PendingSource(Protocol):
+    """An accumulator, as capture sees it. Sums are keyed by the parameter object, never by position."""
+
+    def window_state(self) -> WindowState:
+        """Return the counters."""
+        ...
+
+    def sums(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Return the live sums of this window; not copies."""
+        ...
+
+    def check_window(self, state: WindowState) -> None:
+        """Raise `WindowError` if this accumulator could not go on with that window."""
+        ...
+
+    def replace_window(
+        self, state: WindowState, sums: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]
+    ) -> None:
+        """Take over counters and sums, replacing what was there; can't fail once `check_window` passed."""
+        ...
+
+
+def capture_gradients(parameters: Parameters) -> GradientsRecord:
+    """Copy every gradient that stands in `.grad`.
+
+    Raises:
+        PendingGradientError: If a frozen parameter has one.
+        UnsupportedState: If one is sparse, part of a graph, or otherwise can't be kept.
+    """
+    return GradientsRecord({
+        name: _capture_gradient(name, parameter, parameter.grad)
+        for name, parameter in parameters.items()
+        if parameter.grad is not None
+    })  # fmt: skip
+
+
+def _capture_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> CapturedTensor:
+    where = f"gradient of {name}"
+    if not parameter.requires_grad:
+        raise PendingGradientError(
+            "a frozen parameter has a pending gradient", where=where, found=f"{gradient.dtype} {tuple(gradient.shape)}",
+            hint="set its `.grad` to None when you freeze it, or an optimizer would still use it",
+        )  # fmt: skip
+    if gradient.requires_grad:
+        raise UnsupportedState(
+            "a gradient that is part of a graph can't be kept", where=where, found="requires_grad"
+        )
+    return capture_tensor(gradient, where)
+
+
+def capture_window(accumulator: PendingSource, parameters: Parameters) -> WindowRecord:
+    """Copy an accumulator's counters and sums.
+
+    Raises:
+        PendingGradientError: If it holds a sum for a parameter of no registered module.
+        UnsupportedState: If a sum can't be kept.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    sums = {}
+    for parameter, total in accumulator.sums():
+        name = names.get(id(parameter))
+        if name is None:
+            raise PendingGradientError(
+                "the accumulator holds a sum for a parameter of no registered module", where="accumulator",
+                found=f"{total.dtype} {tuple(total.shape)}", hint="make it over the model of this training",
+            )  # fmt: skip
+        sums[name] = capture_tensor(total, f"window sum of {name}")
+    return WindowRecord(accumulator.window_state(), GradientsRecord(sums))
+
+
+def check_gradients(
+    record: GradientsRecord, parameters: Parameters, scope: str = "gradient"
+) -> Iterator[Finding]:
+    """Yield the gradients that have no trainable parameter of their shape and device here."""
+    for name, captured in record.tensors.items():
+        parameter = parameters.get(name)
+        where = f"{scope} of {name}"
+        if parameter is None or not parameter.requires_grad:
+            found = "absent" if parameter is None else "frozen"
+            yield Finding(
+                ContractMismatch,
+                f"{scope}.{name}",
+                "a pending gradient has no trainable parameter",
+                where,
+                name,
+                found,
+            )
+        elif tuple(parameter.shape) != captured.shape:
+            found_shape = tuple(parameter.shape)
+            what = "a pending gradient has another shape than its parameter"
+            yield Finding(ContractMismatch, f"{scope}.{name}", what, where, captured.shape, found_shape)
+
+
+def check_window(
+    record: WindowRecord, accumulator: PendingSource, parameters: Parameters
+) -> Iterator[Finding]:
+    """Yield what keeps an accumulator from going on with the recorded window."""
+    try:
+        accumulator.check_window(record.state)
+    except WindowError as error:
+        yield Finding(
+            ContractMismatch, error.code, error.what, "accumulator", error.expected, error.found, error.hint
+        )
+    yield from check_gradients(record.sums, parameters, "window")
+
+
+def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Write]:
+    """Allocate the gradients and plan to set every `.grad`, to `None` where the record has none."""
+    writes: list[Write] = []
+    for name, parameter in parameters.items():
+        captured = record.tensors.get(name)
+        gradient = None if captured is None else _allocate(captured, parameter, f"gradient of {name}", writes)
+        writes.append(ObjectWrite(f"gradient of {name}", _set_gradient(parameter, gradient)))
+    return writes
+
+
+def _allocate(
+    captured: CapturedTensor, parameter: torch.Tensor, where: str, writes: list[Write]
+) -> torch.Tensor:
+    target = empty_like_captured(captured, parameter.device)
+    writes.append(TensorWrite(where, target, captured))
+    return target
+
+
+def _set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> Callable[[], None]:
+    def assign() -> None:
+        parameter.grad = gradient
+
+    return assign
+
+
+def plan_window(record: WindowRecord, accumulator: PendingSource, parameters: Parameters) -> list[Write]:
+    """Allocate the sums and plan to hand them to the accumulator."""
+    writes: list[Write] = []
+    sums = [
+        (parameters[name], _allocate(captured, parameters[name], f"window sum of {name}", writes))
+        for name, captured in record.sums.tensors.items()
+    ]
+    writes.append(ObjectWrite("accumulator", lambda: accumulator.replace_window(record.state, sums)))
+    return writes

@@ -1,0 +1,108 @@
+"""Canonical names: the name a tensor has without the wrappers around its modules.
+
+Wrappers are recognised by type while walking, never by cutting strings: a user's own submodule called `module` or
+`_orig_mod` keeps its name. `distributed` registers its own wrappers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from segue.errors import UnsupportedState
+
+_WRAPPERS: dict[type[nn.Module], str] = {nn.DataParallel: "module"}
+
+
+def register_wrapper(wrapper: type[nn.Module], attribute: str) -> None:
+    """Make names skip `attribute` of modules of exactly this type."""
+    _WRAPPERS[wrapper] = attribute
+
+
+def _wrapped_attribute(module: nn.Module) -> str | None:
+    # Importing torch._dynamo takes seconds; a compiled module exists only where it is imported already.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and type(module) is dynamo.OptimizedModule:
+        return "_orig_mod"
+    return _WRAPPERS.get(type(module))
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module under all wrappers."""
+    while (attribute := _wrapped_attribute(module)) is not None:
+        module = getattr(module, attribute)
+    return module
+
+
+def walk(module: nn.Module, scope: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module with its canonical path, a shared one once for each of its places.
+
+    Raises:
+        UnsupportedState: If a module contains itself.
+    """
+    yield from _walk(module, "", (), scope)
+
+
+def _walk(
+    module: nn.Module, path: str, above: tuple[int, ...], scope: str
+) -> Iterator[tuple[str, nn.Module]]:
+    module = unwrapped(module)
+    if id(module) in above:
+        raise UnsupportedState(
+            "a module contains itself", code="capture.module_cycle", where=f"{scope} {path}"
+        )
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, _joined(path, name), (*above, id(module)), scope)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """One registered tensor under its canonical name."""
+
+    name: str
+    kind: str
+    """`parameter`, `buffer`, or `transient` for a non-persistent buffer."""
+    tensor: torch.Tensor | None
+    """`None` for a buffer registered as `None`."""
+    aliases: tuple[str, ...]
+    """All names of this very object, sorted; `name` is the first."""
+
+
+def named_tensors(module: nn.Module, scope: str) -> dict[str, NamedTensor]:
+    """Find all parameters and buffers by canonical name, in the order the module declares them.
+
+    The canonical name of a tied tensor is the first of its names in sorted order, so that it does not depend on
+    the order of declaration.
+    """
+    occurrences = list(_occurrences(module, scope))
+    names: dict[int, list[str]] = {}
+    for name, _, tensor in occurrences:
+        if tensor is not None:
+            names.setdefault(id(tensor), []).append(name)
+    found: dict[str, NamedTensor] = {}
+    for name, kind, tensor in occurrences:
+        aliases = tuple(sorted(set(names[id(tensor)]))) if tensor is not None else (name,)
+        # A tied tensor takes the place of its first occurrence, where `parameters()` yields it.
+        if aliases[0] not in found:
+            found[aliases[0]] = NamedTensor(aliases[0], kind, tensor, aliases)
+    return found
+
+
+def _occurrences(module: nn.Module, scope: str) -> Iterator[tuple[str, str, torch.Tensor | None]]:
+    for path, child in walk(module, scope):
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                yield _joined(path, name), "parameter", parameter
+        for name, buffer in child._buffers.items():
+            kind = "transient" if name in child._non_persistent_buffers_set else "buffer"
+            yield _joined(path, name), kind, buffer

@@ -1,0 +1,241 @@
+"""A learning-rate scheduler: its position restored, its configuration compared.
+
+`LRScheduler.load_state_dict` is `__dict__.update`: it accepts the state of another class, silently takes back a
+changed horizon, and forgets functions (torch 2.13). Here every attribute is captured; those that never move by
+themselves are compared with what the program built, and the rest is put back. The optimizer's groups are rewritten
+by `optimizer`, so the order in which a program builds and restores things doesn't matter.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from segue._capture.callables import callable_state, fingerprint, restore_callable_state
+from segue._capture.plain import freeze
+from segue._capture.staging import type_name
+from segue._capture.writes import ObjectWrite, Write
+from segue._record.sections import SchedulerRecord
+from segue._record.tree import same, thaw
+from segue.errors import Finding, SchedulerMismatch, UnsupportedState
+
+# What moves as a schedule runs; every other attribute of torch's 15 schedulers stays as constructed (torch 2.13).
+_POSITION = frozenset({
+    "last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "T_cur", "T_i", "best",
+    "num_bad_epochs", "cooldown_counter",
+})  # fmt: skip
+_STRUCTURE = frozenset({"optimizer", "_schedulers"})
+
+_first_bound: weakref.WeakKeyDictionary[LRScheduler, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def is_scheduler(value: object) -> bool:
+    """Tell whether an object is a torch learning-rate scheduler."""
+    return isinstance(value, LRScheduler | ReduceLROnPlateau)
+
+
+def children(scheduler: LRScheduler) -> list[LRScheduler]:
+    """Return the nested schedulers of a SequentialLR or ChainedScheduler."""
+    return list(getattr(scheduler, "_schedulers", ()))
+
+
+def family(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """Yield a scheduler and all that are nested in it."""
+    yield scheduler
+    for child in children(scheduler):
+        yield from family(child)
+
+
+def optimizer_of(scheduler: LRScheduler) -> Optimizer:
+    """Return the optimizer that a scheduler drives."""
+    return scheduler.optimizer
+
+
+def bind_scheduler(scheduler: LRScheduler, scope: str) -> None:
+    """Remember how a scheduler is configured, the first time it is seen in this process.
+
+    Raises:
+        UnsupportedState: If an attribute can't be kept.
+    """
+    for index, member in enumerate(family(scheduler)):
+        if member not in _first_bound:
+            _first_bound[member] = _configuration(member, f"{scope} {index}" if index else scope)
+
+
+def _attributes(scheduler: LRScheduler) -> dict[str, Any]:
+    return {key: value for key, value in vars(scheduler).items() if key not in _STRUCTURE}
+
+
+def _is_callables(value: Any) -> bool:
+    return callable(value) or (
+        type(value) is list and bool(value) and all(callable(item) or item is None for item in value)
+    )
+
+
+def _configuration(scheduler: LRScheduler, scope: str) -> dict[str, Any]:
+    return {
+        key: _fingerprints(value, f"{scope} {key}")
+        if _is_callables(value)
+        else freeze(value, f"{scope} {key}")
+        for key, value in _attributes(scheduler).items()
+        if key not in _POSITION
+    }
+
+
+def _fingerprints(value: Any, where: str) -> Any:
+    if type(value) is list:
+        return [None if item is None else fingerprint(item, where) for item in value]
+    return fingerprint(value, where)
+
+
+def _position(scheduler: LRScheduler, scope: str) -> dict[str, Any]:
+    return {
+        key: _callable_states(value, f"{scope} {key}")
+        if _is_callables(value)
+        else freeze(value, f"{scope} {key}")
+        for key, value in _attributes(scheduler).items()
+    }
+
+
+def _callable_states(value: Any, where: str) -> Any:
+    if type(value) is list:
+        return [None if item is None else callable_state(item, where) for item in value]
+    return callable_state(value, where)
+
+
+def capture_scheduler(
+    scheduler: LRScheduler, optimizer_name: str, outstanding: int, usual: int | None, scope: str
+) -> SchedulerRecord:
+    """Copy a scheduler's position and configuration, nested ones included.
+
+    Raises:
+        UnsupportedState: If an attribute or a callable can't be kept.
+    """
+    nested = tuple(
+        capture_scheduler(child, optimizer_name, 0, None, f"{scope}.{index}")
+        for index, child in enumerate(children(scheduler))
+    )
+    configuration = _first_bound.get(scheduler) or _configuration(scheduler, scope)
+    return SchedulerRecord(
+        type_name(scheduler),
+        optimizer_name,
+        configuration,
+        _position(scheduler, scope),
+        nested,
+        outstanding,
+        usual,
+    )
+
+
+def check_scheduler(
+    record: SchedulerRecord, scheduler: LRScheduler, optimizer_names: Mapping[int, str], scope: str
+) -> Iterator[Finding]:
+    """Yield what differs: class, driven optimizer, nesting, configuration, callables."""
+    if record.class_name != type_name(scheduler):
+        yield _finding(
+            scope, "class", "another class of scheduler", scope, record.class_name, type_name(scheduler)
+        )
+        return
+    driven = optimizer_names.get(id(optimizer_of(scheduler)), "an unregistered one")
+    if record.optimizer != driven:
+        yield _finding(scope, "optimizer", "it drives another optimizer", scope, record.optimizer, driven)
+    live = _first_bound.get(scheduler) or _configuration(scheduler, scope)
+    asked: dict[str, Any] = record.configuration
+    for key in [*asked, *(key for key in live if key not in asked)]:
+        sides = (asked.get(key, "absent"), live.get(key, "absent"))
+        if not same(*sides) and not same(record.position.get(key), live.get(key)):
+            known = key in asked and key in live
+            yield _finding(
+                scope, key, "its configuration differs", f"{scope} {key}", *sides, admissible=known
+            )
+    nested = children(scheduler)
+    if len(nested) != len(record.children):
+        yield _finding(
+            scope, "children", "another number of nested schedulers", scope, len(record.children), len(nested)
+        )
+        return
+    for index, (before, child) in enumerate(zip(record.children, nested, strict=True)):
+        yield from check_scheduler(before, child, optimizer_names, f"{scope}.{index}")
+
+
+def _finding(
+    scope: str, aspect: str, what: str, where: str, expected: Any, found: Any, *, admissible: bool = False
+) -> Finding:
+    return Finding(
+        SchedulerMismatch, f"{scope}.{aspect}", what, where, expected, found, admissible=admissible
+    )
+
+
+def plan_scheduler(
+    record: SchedulerRecord, scheduler: LRScheduler, scope: str, accept: Collection[str]
+) -> list[Write]:
+    """Plan to put the position back; what was accepted as changed stays as the program built it."""
+    values = {
+        key: value if _is_callables(vars(scheduler).get(key)) else thaw(value)
+        for key, value in record.position.items()
+        if f"{scope}.{key}" not in accept
+    }
+
+    def assign() -> None:
+        for key, value in values.items():
+            current = vars(scheduler).get(key)
+            if _is_callables(current):
+                _restore_callables(current, value)
+            else:
+                vars(scheduler)[key] = value
+        if record.outstanding_steps:
+            # Otherwise the first `step()` warns that the optimizer has not been stepped (torch 2.13).
+            optimizer_of(scheduler)._opt_called = True  # type: ignore[attr-defined]
+
+    writes: list[Write] = [ObjectWrite(scope, assign)]
+    for index, (before, child) in enumerate(zip(record.children, children(scheduler), strict=True)):
+        writes += plan_scheduler(before, child, f"{scope}.{index}", accept)
+    return writes
+
+
+def _restore_callables(current: Any, value: Any) -> None:
+    if type(current) is not list:
+        restore_callable_state(current, value)
+        return
+    for function, state in zip(current, value, strict=True):
+        if function is not None:
+            restore_callable_state(function, state)
+
+
+def refuse_unregistered(
+    optimizers: Mapping[str, Optimizer], schedulers: Collection[LRScheduler], alive: Collection[object]
+) -> None:
+    """Raise if a scheduler drives one of these optimizers and isn't registered.
+
+    Args:
+        optimizers: The registered optimizers by name.
+        schedulers: The registered schedulers.
+        alive: Objects to search for schedulers that are attached but unknown, as from `gc.get_objects()`.
+
+    Raises:
+        UnsupportedState: Naming the optimizer and the scheduler's class.
+    """
+    registered = {id(member) for scheduler in schedulers for member in family(scheduler)}
+    driven = {id(optimizer_of(scheduler)) for scheduler in schedulers}
+    names = {id(optimizer): name for name, optimizer in optimizers.items()}
+    for value in alive:
+        # Not isinstance: it asks `__class__`, which proxies answer with an import or an error.
+        if issubclass(type(value), LRScheduler | ReduceLROnPlateau) and id(value) not in registered:
+            name = names.get(id(vars(value).get("optimizer")))
+            if name is not None:
+                raise _unregistered(name, type_name(value))
+    for name, optimizer in optimizers.items():
+        scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+        if scheduled and id(optimizer) not in driven:
+            raise _unregistered(name, "some scheduler, by `initial_lr` in its groups")
+
+
+def _unregistered(optimizer: str, found: str) -> UnsupportedState:
+    return UnsupportedState(
+        "a scheduler is attached to an optimizer but not registered", code="capture.unregistered_scheduler",
+        where=f"optimizer.{optimizer}", found=found, hint="hand it in: `Training(model, optimizer, scheduler)`",
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Copies by value: from a live tensor or array to bytes that only the record owns.
+
+On the CPU `.cpu()`, `.contiguous()`, `.to()` and `.numpy()` may all return the live memory, which the next step
+overwrites in place; so a copy is made here, once, always (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from segue._record.tensors import (
+    DTYPE_NAMES,
+    CapturedArray,
+    CapturedTensor,
+    MemoryBytes,
+    bit_view,
+    host_bytes,
+)
+from segue._record.tree import plain_array_dtype
+from segue.errors import UnsupportedState
+
+
+def type_name(value: object) -> str:
+    """Return the full name of an object's class."""
+    return class_name(type(value))
+
+
+def class_name(cls: type) -> str:
+    """Return the full name of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
+    """Copy a tensor's logical bytes, with its dtype, shape, strides and device.
+
+    Raises:
+        UnsupportedState: If the tensor is of a class, layout or dtype whose bits can't be kept, or overlaps itself.
+
+    Cost:
+        One copy into new host memory; blocks until it is done.
+    """
+    refuse_unsupported(tensor, where)
+    resolved = tensor.detach().resolve_conj().resolve_neg()
+    bits = bit_view(resolved).contiguous().cpu()
+    if bits.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+        bits = bits.clone(memory_format=torch.contiguous_format)
+    return CapturedTensor(
+        tensor.dtype,
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        str(tensor.device),
+        MemoryBytes(host_bytes(bits)),
+    )
+
+
+def refuse_unsupported(tensor: torch.Tensor, where: str) -> None:
+    """Raise `UnsupportedState` unless `capture_tensor` can keep this tensor's bits."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise _unsupported("this tensor subclass is not supported yet", where, type_name(tensor))
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        found = "nested" if tensor.is_nested else str(tensor.layout)
+        raise _unsupported("this tensor layout is not supported yet", where, found)
+    if tensor.dtype not in DTYPE_NAMES or tensor.is_quantized:
+        raise _unsupported("this dtype is not supported yet", where, str(tensor.dtype))
+    if tensor.device.type == "meta":
+        raise _unsupported("a meta tensor has no values", where, "meta")
+    if _overlaps_itself(tensor):
+        found = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+        raise _unsupported("a tensor whose elements share memory can't be restored", where, found)
+
+
+def _unsupported(what: str, where: str, found: str) -> UnsupportedState:
+    return UnsupportedState(what, where=where, found=found)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether two elements share memory, expanded dimensions (stride 0) aside."""
+    if tensor.numel() == 0:
+        return False
+    dims = sorted(
+        (stride, size)
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if size > 1 and stride != 0
+    )
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def capture_array(array: np.ndarray[Any, Any], where: str) -> CapturedArray:
+    """Copy an array's bytes, with its dtype (byte order included), shape and order.
+
+    Raises:
+        UnsupportedState: If the array is of a subclass, or holds objects or fields.
+    """
+    try:
+        dtype = plain_array_dtype(array.dtype.str)
+    except ValueError:
+        dtype = None
+    if type(array) is not np.ndarray or dtype != array.dtype:
+        raise _unsupported(
+            "this kind of NumPy array is not supported", where, f"{type_name(array)} of {array.dtype}"
+        )
+    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    data = np.frombuffer(array.tobytes("F" if fortran else "C"), dtype=np.uint8)
+    owned = torch.empty(data.size, dtype=torch.uint8)
+    owned.numpy()[:] = data
+    return CapturedArray(array.dtype.str, array.shape, fortran, MemoryBytes(owned))
