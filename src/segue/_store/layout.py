@@ -1,0 +1,70 @@
+"""Names of files and folders in a run: the only names that are ever written, trusted or removed."""
+
+from __future__ import annotations
+
+import re
+
+RUN_FILE = "run.json"
+MODEL_FILE = "model.safetensors"
+TRAINING_FILE = "training.safetensors"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+COMMIT_FILE = "commit"
+TENSOR_FILES = (MODEL_FILE, TRAINING_FILE)
+DATA_FILES = (*TENSOR_FILES, STATE_FILE)
+CHECKPOINT_FILES = (*DATA_FILES, MANIFEST_FILE, COMMIT_FILE)
+
+MAX_SEQ = 10**18 - 1
+
+_CHECKPOINT = re.compile(r"ckpt-([0-9]{9}|[1-9][0-9]{9,17})")
+_LITTER = re.compile(r"\.(?:tmp|trash)-[a-z0-9.]{1,120}")
+# A client of a network filesystem keeps a file that was removed while open under such a name. Nobody reads it.
+_SILLY_RENAME = re.compile(r"\.nfs[0-9a-f]+")
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_ATTEMPT = re.compile(r"[a-z0-9]{1,32}")
+
+
+def checkpoint_name(seq: int) -> str:
+    """Name the folder of a checkpoint."""
+    return f"ckpt-{seq:09d}"
+
+
+def checkpoint_seq(name: str) -> int | None:
+    """Return the number in a checkpoint's folder name, or `None` for any other name: inverse of `checkpoint_name`."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def temporary_name(seq: int, attempt: str) -> str:
+    """Name the folder of an attempt in progress; the attempt is unguessable, so a zombie meets only its own."""
+    return f".tmp-{seq:09d}.{attempt}"
+
+
+def temporary_run_name(attempt: str) -> str:
+    """Name `run.json` while it is being written."""
+    return f".tmp-run.{attempt}"
+
+
+def trash_name(seq: int, attempt: str) -> str:
+    """Name the folder of a checkpoint that is being removed."""
+    return f".trash-{seq:09d}.{attempt}"
+
+
+def is_litter(name: str) -> bool:
+    """Tell whether a name is one of our temporary or trash names, which the holder of the lock may remove."""
+    return _LITTER.fullmatch(name) is not None
+
+
+def is_ignored(name: str) -> bool:
+    """Tell whether a name inside a checkpoint belongs to the filesystem itself."""
+    return _SILLY_RENAME.fullmatch(name) is not None
+
+
+def is_file_name(name: str) -> bool:
+    """Tell whether a name is safe as a file of a checkpoint: no path, no case twins, no look-alikes."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
+def is_attempt(attempt: str) -> bool:
+    """Tell whether a string can be an attempt or run id."""
+    return _ATTEMPT.fullmatch(attempt) is not None

@@ -1,0 +1,115 @@
+"""One writer for each run: a lock on the run's folder itself, so that there is no lock file to leak or to delete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+import weakref
+
+from segue._store.failure import UNLOCKABLE
+from segue._store.filesystem import Filesystem
+from segue.errors import RunLocked, StoreWarning
+
+_POLL_SECONDS = 0.05
+
+
+class RootLock:
+    """An open and locked folder. The kernel gives the lock back when this process ends, however it ends."""
+
+    def __init__(self, filesystem: Filesystem, descriptor: int, path: str) -> None:
+        self.descriptor = descriptor
+        self.exclusive = False
+        """Whether the filesystem can lock at all: else another writer cannot be told from a dead one."""
+        self._filesystem = filesystem
+        self._path = path
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still has it; a forked child has not."""
+        return self.descriptor >= 0
+
+    def take(self, timeout_seconds: float) -> None:
+        """Wait for the lock.
+
+        Raises:
+            RunLocked: If another process (or another store in this one) has it for longer than that.
+            OSError: If locking failed otherwise.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                self._filesystem.lock(self.descriptor)
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise RunLocked(
+                        f"{_holder(self.descriptor)} is writing to this run",
+                        where=self._path,
+                        hint="stop it, or give this run a folder of its own",
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+            except OSError as error:
+                if error.errno not in UNLOCKABLE:
+                    raise
+                self._warn_unlockable()
+                return
+            else:
+                self.exclusive = True
+                _HELD.add(self)
+                return
+
+    def _warn_unlockable(self) -> None:
+        warnings.warn(
+            StoreWarning(
+                f"{self._path}: this filesystem cannot lock; make sure that only one process writes to this run. "
+                "Nothing stored will be removed."
+            ),
+            stacklevel=2,
+        )
+
+    def give_back(self) -> None:
+        """Unlock and close; may be called again, and in a forked child."""
+        descriptor, self.descriptor = self.descriptor, -1
+        _HELD.discard(self)
+        if descriptor < 0:
+            return
+        with contextlib.suppress(OSError):  # closing gives it back as well
+            if self.exclusive:
+                self._filesystem.unlock(descriptor)
+        with contextlib.suppress(OSError):
+            self._filesystem.close(descriptor)
+
+    def drop_in_child(self) -> None:
+        """Close the copy that a fork made, without unlocking: the lock is the parent's.
+
+        Else it outlives a killed trainer for as long as its data workers do.
+        """
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+_HELD: weakref.WeakSet[RootLock] = weakref.WeakSet()
+
+
+def _drop_all_in_child() -> None:
+    for lock in list(_HELD):
+        lock.drop_in_child()
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_drop_all_in_child)
+
+
+def _holder(descriptor: int) -> str:
+    """Name who has the lock, as far as this machine can tell; nobody writes that down, since it would go stale."""
+    with contextlib.suppress(OSError, ValueError):
+        inode = os.fstat(descriptor).st_ino
+        with open("/proc/locks", encoding="ascii") as table:
+            for line in table:
+                fields = line.split()
+                if fields[1] == "FLOCK" and fields[5].rsplit(":", 1)[-1] == str(inode) and int(fields[4]) > 0:
+                    return f"process {fields[4]} on this machine"
+    return "another process, not visible from here,"

@@ -1,0 +1,130 @@
+"""Small training records made by hand: no live object is needed to test a store."""
+
+import dataclasses
+from collections import Counter, OrderedDict, deque
+
+import numpy as np
+import torch
+
+from segue._record.contract import Sharing, TensorSpec, TrainableContract
+from segue._record.gradients import GradientsRecord
+from segue._record.sections import (
+    ComponentRecord,
+    GroupRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    SchedulerRecord,
+)
+from segue._record.tensors import (
+    DTYPE_NAMES,
+    DTYPES,
+    CapturedArray,
+    CapturedTensor,
+    MemoryBytes,
+    contiguous_strides,
+)
+from segue._record.training import TrainingRecord
+from segue._record.window import WindowRecord, WindowState
+
+
+def raw(num_bytes: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=generator)
+
+
+def tensor(dtype="float32", shape=(2, 3), strides=None, seed=0, device="cpu") -> CapturedTensor:
+    count = 1
+    for size in shape:
+        count *= size
+    data = raw(count * DTYPES[dtype].itemsize, seed)
+    if dtype == "bool":
+        data &= 1
+    return CapturedTensor(
+        DTYPES[dtype], tuple(shape), strides or contiguous_strides(shape), device, MemoryBytes(data)
+    )
+
+
+def captured(live: torch.Tensor) -> CapturedTensor:
+    data = live.detach().contiguous().reshape(-1).view(torch.uint8).clone()
+    return CapturedTensor(live.dtype, tuple(live.shape), live.stride(), "cpu", MemoryBytes(data))
+
+
+def array(values: np.ndarray) -> CapturedArray:
+    fortran = values.flags.f_contiguous and not values.flags.c_contiguous
+    data = torch.from_numpy(np.frombuffer(values.tobytes(order="A"), dtype=np.uint8).copy())
+    return CapturedArray(values.dtype.str, values.shape, fortran, MemoryBytes(data))
+
+
+def module(tensors, kinds=None, sharing=()) -> ModuleRecord:
+    specs = {
+        name: item
+        and TensorSpec(
+            (kinds or {}).get(name, "parameter"),
+            DTYPE_NAMES[item.dtype],
+            item.shape,
+            item.strides,
+            "cpu",
+            True,
+            None,
+        )
+        for name, item in tensors.items()
+    }
+    return ModuleRecord(dict(tensors), {"": True}, TrainableContract(specs, tuple(sharing), tuple(tensors)))
+
+
+def record(seed: int = 0, **changes) -> TrainingRecord:
+    """A record with something in every section, different for each seed, of about 1 KiB."""
+    weight, bias = tensor(shape=(4, 3), seed=seed), tensor("bfloat16", (3,), seed=seed + 1)
+    made = TrainingRecord(
+        model=module(
+            {"bias": bias, "cache": tensor(shape=(2,), seed=seed + 2), "gone": None, "weight": weight},
+            {"cache": "transient"},
+            [Sharing({"weight": 0, "tied": 0}, True)],
+        ),
+        optimizers={
+            "optimizer": OptimizerRecord(
+                "torch.optim.adamw.AdamW",
+                (GroupRecord(("weight", "bias"), {"lr": 0.1, "betas": (0.9, 0.95)}, {"lr": 0.1}),),
+                {
+                    "weight": {
+                        "step": tensor(shape=(), seed=seed),
+                        "exp_avg": tensor(shape=(4, 3), seed=seed + 3),
+                    }
+                },
+            )
+        },
+        schedulers={
+            "scheduler": SchedulerRecord(
+                "StepLR", "optimizer", {"step_size": 3}, {"last_epoch": seed}, (), 0, None
+            )
+        },
+        gradients=GradientsRecord({"weight": tensor(shape=(4, 3), strides=(1, 4), seed=seed + 4)}),
+        window=WindowRecord(
+            WindowState("weighted", "float64", 1.0, 8, 3, 12.5),
+            GradientsRecord({"weight": tensor("float64", (4, 3), seed=seed + 5)}),
+        ),
+        components={
+            "ema": ComponentRecord("module", "torch.nn.Linear", module({"w": tensor(seed=seed + 6)}), None),
+            "data": ComponentRecord(
+                "component", "Data", None, {"position": seed, "order": array(np.arange(6))}
+            ),
+        },
+        streams={"torch": tensor("uint8", (16,), seed=seed + 7), "python": (3, (1, 2), None)},
+        caller_state={"microbatch": seed, "note": "ä/~"},
+        environment={"torch": "2.13.0"},
+        step=seed,
+        microbatch=8 * seed,
+        lineage=("accepted",),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+MANY_KINDS = {
+    "none": None, "big": 2**70, "negative": -(2**60), "float": 0.1, "inf": float("-inf"), "zero": -0.0,
+    "complex": complex(1, -0.0), "text": 'quote " \\ \n ☃', "lone": "\ud800", "bytes": b"\0\xff",
+    "bytearray": bytearray(b"ab"), "tuple": (1, (2, [])), "deque": deque([1, 2], 3), "set": {1, 2}, "frozen": frozenset("ab"),
+    "ordered": OrderedDict([("b", 1), ("a", 2)]), "counter": Counter("aab"), "int keys": {1: "a", "1": "b", (2, 3): {}},
+    "dtype": torch.bfloat16, "device": torch.device("cuda:1"), "size": torch.Size([2, 0]), "range": range(1, 9, 2),
+    "scalar": np.float32(1.5), "empty": {}, "array": array(np.asfortranarray(np.arange(6.0).reshape(2, 3))),
+    "tensor": tensor("int64", (2,)),
+}  # fmt: skip
