@@ -58,11 +58,10 @@ def _flags() -> dict[str, Any]:
         "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "flush_denormal": _flushes_denormals(),
-        "scaled_dot_product": {
-            "flash": torch.backends.cuda.flash_sdp_enabled(),
-            "memory_efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
-            "math": torch.backends.cuda.math_sdp_enabled(),
-        },
+        "scaled_dot_product": [
+            getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")()
+            for kernel in ("flash", "mem_efficient", "math")
+        ],
     }
 
 

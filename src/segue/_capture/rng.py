@@ -75,7 +75,8 @@ def _try_numpy(record: Any) -> None:
     live = np.random.get_state(legacy=False)["bit_generator"]
     if name != live:
         raise ValueError(f"it was made by {name}, here it is {live}")
-    np.random.RandomState(type(np.random.get_bit_generator())()).set_state(thaw(record))
+    # The name equals that of the live generator, so nothing is looked up by a name that came from data.
+    np.random.RandomState(getattr(np.random, live)()).set_state(thaw(record))
 
 
 def _try_torch(record: Any) -> None:
