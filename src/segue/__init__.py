@@ -1,1 +1,49 @@
+"""segue: exact training continuation for PyTorch.
+
+A run that is killed, preempted, or moved goes on as if nothing had happened: the same bits, or a precise refusal.
+
+```
+   cli      demo      testing      bench                           edges: may use everything below
+                         _session                                joins the parts; policy
+          _window        _capture        _store                  pending sums | live <-> record | record <-> bytes
+                         _record                                 values: immutable, comparable, device-free
+                          errors
+```
+
+Start with `Training` and `Checkpointer`.
+"""
+
+from segue import errors
+from segue._capture.component import Component
+from segue._capture.rng import RngStreams
+from segue._record.diff import Difference, RecordDiff
+from segue._record.training import TrainingRecord
+from segue._session.archive import diff, load, save, verify
+from segue._session.checkpointer import Checkpointer
+from segue._session.training import FullModel, Training
+from segue._session.writer import PendingSave
+from segue._store.reader import CheckpointInfo
+from segue._window.plain import GradientAccumulator
+from segue._window.weighted import WeightedAccumulator
+
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "CheckpointInfo",
+    "Checkpointer",
+    "Component",
+    "Difference",
+    "FullModel",
+    "GradientAccumulator",
+    "PendingSave",
+    "RecordDiff",
+    "RngStreams",
+    "Training",
+    "TrainingRecord",
+    "WeightedAccumulator",
+    "diff",
+    "errors",
+    "load",
+    "save",
+    "verify",
+]

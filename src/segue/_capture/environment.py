@@ -31,7 +31,7 @@ def capture_environment() -> dict[str, Any]:
 
 def _software() -> dict[str, Any]:
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torch_git": torch.version.git_version or "",
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         "numpy": np.__version__,

@@ -1,0 +1,314 @@
+"""The policy: when to save, how many to keep, which one to resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Any
+
+from segue._record.training import TrainingRecord
+from segue._session.cadence import Cadence
+from segue._session.preemption import PreemptionFlag
+from segue._session.retention import expired
+from segue._session.training import Training
+from segue._session.writer import BackgroundWriter, PendingSave
+from segue._store.reader import CheckpointInfo
+from segue._store.scan import Candidate
+from segue._store.store import DirectoryStore
+from segue._store.url import local_path
+from segue.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    IncompleteCheckpoint,
+    SaveFailed,
+    SkippedCheckpointWarning,
+    StoreError,
+    StoreUnavailable,
+    UnsafeCheckpoint,
+    UnsupportedFormat,
+)
+
+# What `resume` passes over for an older checkpoint. An unavailable disk is no reason to lose hours of work.
+_DAMAGED = (CorruptCheckpoint, IncompleteCheckpoint, UnsafeCheckpoint, UnsupportedFormat, CheckpointNotFound)
+
+_writers: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()
+
+
+class Checkpointer:
+    """Saves a training as it goes, and resumes the newest verified checkpoint of its run.
+
+    Args:
+        training: What to save and restore.
+        url: The run's folder; made when it is first needed. A relative path counts from where the program is now.
+        every_microbatches: `save_if_due` saves when this many of its calls have passed since the last save.
+        every_steps: It saves when `step` has grown by this much.
+        every_seconds: It saves when this much time has passed. Without any `every_*`, it saves at each call.
+        keep_last: How many of the newest checkpoints stay, at least 1; `None` keeps all. While a save is in progress
+            the run needs room for one more.
+        background: Write in a thread, over a copy taken at the call; at most one save is in flight.
+        signals: A preemption notice: the next `save_if_due` saves, waits until that is durable, and returns True.
+        clock: Monotonic seconds, for `every_seconds`.
+
+    Raises:
+        ValueError: If an interval or `keep_last` is not positive.
+        StoreUnavailable: If the URL is of a kind that is not supported.
+
+    Guarantees:
+        A checkpoint appears whole or not at all, and survives a power cut once its save has returned. Nothing older is
+        deleted before that. A second checkpointer on the same run takes over from the first in one process, and is
+        refused (`RunLocked`) in another.
+
+    Collective:
+        No; one process.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        url: str | os.PathLike[str],
+        *,
+        every_microbatches: int | None = None,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep_last: int | None = None,
+        background: bool = False,
+        signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGUSR1),
+        clock: Callable[[], float] = time.monotonic,
+        lock_timeout_seconds: float = 30.0,
+    ) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, not {keep_last!r}")
+        self._training = training
+        self._store = DirectoryStore(local_path(url), lock_timeout_seconds=lock_timeout_seconds)
+        self._cadence = Cadence(every_microbatches, every_steps, every_seconds, clock)
+        self._keep_last = keep_last
+        self._background = background
+        self._writer = BackgroundWriter()
+        self._preemption = PreemptionFlag(signals)
+        self._microbatch = 0
+        self._resumed_from: int | None = None
+        self._is_open = False
+        self._is_superseded = False
+
+    @property
+    def path(self) -> str:
+        """The run's folder."""
+        return self._store.path
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a preemption signal has come."""
+        return self._preemption.is_set
+
+    def __enter__(self) -> Checkpointer:
+        self._preemption.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except SaveFailed as failure:
+            if error is None:
+                raise
+            error.add_note(f"besides, the last save failed: {failure}")
+
+    def close(self) -> None:
+        """Wait for the save in flight and let go of the run and the signals. Never saves; may be called again.
+
+        Raises:
+            SaveFailed: If the save in flight failed.
+        """
+        try:
+            self._writer.settle()
+        finally:
+            self._preemption.remove()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._store.release()
+        self._is_open = False
+        if _writers.get(self.path) is self:
+            del _writers[self.path]
+
+    def _open(self) -> None:
+        """Become the run's writer, taking over from another checkpointer in this process (a notebook cell run twice)."""
+        if self._is_superseded:
+            raise StoreError(
+                "another Checkpointer of this process has taken over this run", code="checkpointer.superseded",
+                where=self.path,
+            )  # fmt: skip
+        if self._is_open:
+            return
+        before = _writers.get(self.path)
+        if before is not None and before is not self:
+            before._supersede()
+        self._store.acquire()
+        self._is_open = True
+        _writers[self.path] = self
+
+    def _supersede(self) -> None:
+        try:
+            self._writer.settle()
+        finally:
+            self._preemption.remove()
+            self._let_go()
+            self._is_superseded = True
+
+    def resume(self, default: Any = None, *, accept: Collection[str] = ()) -> Any:
+        """Restore the newest verified checkpoint of this run, or begin.
+
+        Args:
+            default: The caller state of a run that has no checkpoint yet; returned as it is then.
+            accept: Codes of differences to admit, as in `Training.restore`.
+
+        Returns:
+            The caller state to go on from.
+
+        Raises:
+            MismatchError: If the newest verified checkpoint does not fit this training; nothing has changed.
+            StoreError: If the run has checkpoints and all are damaged: it never starts afresh by itself.
+            RunLocked: If another process writes to this run.
+
+        Guarantees:
+            Damaged or half-written checkpoints are passed over, each with a `SkippedCheckpointWarning` that says why.
+
+        Cost:
+            Reads the checkpoint twice: all of it is verified before anything is written.
+        """
+        self._open()
+        self._writer.settle()
+        found = self._newest_verified()
+        if found is None:
+            self._cadence.reset(0, None)
+            return default
+        candidate, record = found
+        state = self._training.restore_verified(record, accept=accept, verified=True)
+        self._resumed_from = candidate.seq
+        self._microbatch = record.microbatch or 0
+        self._cadence.reset(self._microbatch, record.step)
+        return state
+
+    def newest(self) -> TrainingRecord | None:
+        """Open the newest verified checkpoint without restoring it; `None` where the run has none.
+
+        Its `state` is readable, so that a program can rebuild groups or freeze layers as they were. Needs no lock.
+
+        Raises:
+            StoreError: If the run has checkpoints and all are damaged.
+        """
+        found = self._newest_verified()
+        return None if found is None else found[1]
+
+    def _newest_verified(self) -> tuple[Candidate, TrainingRecord] | None:
+        candidates = self._store.candidates()
+        reasons: list[StoreError] = []
+        for candidate in candidates:
+            try:
+                checkpoint = self._store.open(candidate)
+                checkpoint.verify()
+                return candidate, checkpoint.record()
+            except _DAMAGED as error:
+                reasons.append(error)
+                warnings.warn(
+                    f"passed over {candidate.path}: {error}", SkippedCheckpointWarning, stacklevel=4
+                )
+        if reasons:
+            raise self._all_damaged(reasons)
+        return None
+
+    def _all_damaged(self, reasons: list[StoreError]) -> StoreError:
+        newest = reasons[0]
+        return type(newest)(
+            f"no checkpoint of this run can be read; the newest: {newest.what}", code=newest.code, where=newest.where,
+            expected=newest.expected, found=newest.found,
+            hint="move the damaged folders away to start afresh; resume never does that by itself",
+        )  # fmt: skip
+
+    def save_if_due(self, state: Any = None, *, step: int | None = None) -> bool:
+        """Call at each boundary, once per microbatch: saves when it is time.
+
+        Args:
+            state: The caller state; copied when it is saved.
+            step: Optimizer steps so far; needed with `every_steps`.
+
+        Returns:
+            True once a preemption signal has come and this checkpoint is durable: the program should end.
+
+        Raises:
+            CaptureError: If the training can't be captured.
+            StoreError: If it can't be stored.
+            SaveFailed: If the save before this one failed in the background.
+        """
+        self._microbatch += 1
+        if not (self._preemption.is_set or self._cadence.is_due(self._microbatch, step)):
+            return False
+        pending = self._save(state, step)
+        if not self._preemption.is_set:
+            return False
+        pending.wait()
+        return True
+
+    def save(self, state: Any = None, *, step: int | None = None) -> PendingSave:
+        """Save now.
+
+        Args:
+            state: The caller state; copied before this returns.
+            step: Optimizer steps so far, for people and file listings.
+
+        Returns:
+            A handle; its `wait()` blocks until the checkpoint is durable, and without `background` it is already.
+
+        Raises:
+            CaptureError: If the training can't be captured.
+            StoreError: If it can't be stored.
+            SaveFailed: If the save before this one failed in the background.
+
+        Guarantees:
+            What is stored is the training as it was at the call.
+
+        Cost:
+            One copy of everything; with `background` nothing else blocks unless a save is still in flight.
+        """
+        return self._save(state, step)
+
+    def _save(self, state: Any, step: int | None) -> PendingSave:
+        self._open()
+        self._writer.settle()
+        record = self._training.capture(state, step=step, microbatch=self._microbatch)
+        self._cadence.reset(self._microbatch, step)
+        if self._background:
+            return self._writer.submit(lambda: self._put(record))
+        pending = PendingSave()
+        pending.run(lambda: self._put(record))
+        if pending.error is not None:
+            raise pending.error
+        return pending
+
+    def _put(self, record: TrainingRecord) -> CheckpointInfo:
+        info = self._store.put(record)
+        self._remove_expired(info.seq)
+        return info
+
+    def _remove_expired(self, written: int) -> None:
+        """Delete what retention lets go, only now that the new checkpoint is durable."""
+        if self._keep_last is None:
+            return
+        try:
+            candidates = {candidate.seq: candidate for candidate in self._store.candidates()}
+        except StoreUnavailable:
+            return  # without a whole listing nothing may be deleted; the next save tries again
+        protected = {written, *self._resumed_recently(written)}
+        for seq in expired(list(candidates), self._keep_last, protected):
+            self._store.remove(candidates[seq])
+
+    def _resumed_recently(self, written: int) -> list[int]:
+        # The one we came from has proved that it restores; it stays until two newer ones exist.
+        origin = self._resumed_from
+        return [origin] if origin is not None and written - origin < 2 else []

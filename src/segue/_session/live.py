@@ -1,0 +1,106 @@
+"""The live objects of one training, by name: what capture reads and restore writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from segue._capture.component import kind_of
+from segue._capture.gradients import PendingSource
+from segue._capture.naming import named_tensors
+from segue._capture.rng import RngStreams
+from segue._capture.scheduler import is_scheduler
+from segue._capture.staging import type_name
+from segue.errors import TiedParameterConflict, UnsupportedState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LiveTraining:
+    """What was handed to `Training`, in one shape: everything by name."""
+
+    model: nn.Module
+    optimizers: Mapping[str, Optimizer]
+    schedulers: Mapping[str, LRScheduler]
+    accumulator: PendingSource | None
+    components: Mapping[str, Any]
+    rng: RngStreams | None
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return every registered module by the prefix of its parameters' names; the model's is empty."""
+        found = {"": self.model}
+        for name, value in self.components.items():
+            if isinstance(value, nn.Module):
+                found[f"{name}/"] = value
+        return found
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the distinct parameters of all registered modules by canonical name.
+
+        A component's parameters have its name before theirs: `loss/centers`. One that the model holds too keeps
+        the model's name.
+
+        Raises:
+            TiedParameterConflict: If two parameters get one name.
+        """
+        found: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
+        for prefix, module in self.modules().items():
+            for name, item in named_tensors(module, prefix or "model").items():
+                if isinstance(item.tensor, nn.Parameter) and id(item.tensor) not in seen:
+                    if prefix + name in found:
+                        raise TiedParameterConflict("two parameters have one name", where=prefix + name)
+                    seen.add(id(item.tensor))
+                    found[prefix + name] = item.tensor
+        return found
+
+    def optimizer_names(self) -> dict[int, str]:
+        """Return the name of each optimizer by its `id`."""
+        return {id(optimizer): name for name, optimizer in self.optimizers.items()}
+
+
+def parameter_names(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
+    """Return the name of each parameter by its `id`."""
+    return {id(parameter): name for name, parameter in parameters.items()}
+
+
+def by_name(values: T | Mapping[str, T] | None, alone: str) -> dict[str, T]:
+    """Put a single object under its default name; keep a mapping's own names."""
+    if values is None:
+        return {}
+    named = dict(values) if isinstance(values, Mapping) else {alone: values}
+    for name in named:
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise TypeError(f"names are non-empty printable strings, not {name!r}")
+    return named
+
+
+def refuse_wrong_kinds(live: LiveTraining) -> None:
+    """Raise `UnsupportedState` for an object that is not what its place in `Training` takes."""
+    if not isinstance(live.model, nn.Module):
+        raise _not_supported("the model must be a torch.nn.Module", "model", live.model)
+    for name, optimizer in live.optimizers.items():
+        if not isinstance(optimizer, Optimizer):
+            raise _not_supported(
+                "an optimizer must be a torch.optim.Optimizer", f"optimizer.{name}", optimizer
+            )
+    for name, scheduler in live.schedulers.items():
+        if not is_scheduler(scheduler):
+            raise _not_supported("a scheduler must be a torch LRScheduler", f"scheduler.{name}", scheduler)
+        if id(scheduler.optimizer) not in live.optimizer_names():
+            found = "an optimizer that is not registered"
+            raise UnsupportedState(
+                "a scheduler drives another optimizer", where=f"scheduler.{name}", found=found
+            )
+    for name, value in live.components.items():
+        kind_of(value, name)
+
+
+def _not_supported(what: str, where: str, value: object) -> UnsupportedState:
+    return UnsupportedState(what, where=where, found=type_name(value))

@@ -1,0 +1,223 @@
+"""A restore as data: checks, then writes.
+
+Everything that can refuse refuses while nothing has changed: all differences are found and reported together, the
+bytes are verified, and all memory is allocated. What is left can fail only if the disk dies under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from segue._capture.clock import ScheduleClock
+from segue._capture.component import ObjectRestore, check_component, plan_component_module
+from segue._capture.environment import check_environment
+from segue._capture.gradients import check_gradients, check_window, plan_gradients, plan_window
+from segue._capture.module import check_module, plan_module
+from segue._capture.optimizer import check_optimizer, plan_optimizer
+from segue._capture.scheduler import check_scheduler, plan_scheduler
+from segue._capture.staging import type_name
+from segue._capture.writes import ObjectWrite, Write
+from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
+from segue._session.live import LiveTraining, parameter_names
+from segue.errors import (
+    ComponentMismatch,
+    ContractMismatch,
+    Finding,
+    MismatchError,
+    OptimizerMismatch,
+    RestoreInterrupted,
+    SchedulerMismatch,
+    TopologyMismatch,
+    UnsupportedFormat,
+)
+
+
+def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]:
+    """Compare a record with live objects, in the fixed order of the checks. Changes nothing.
+
+    Raises:
+        UnsupportedFormat: If the record is of another version.
+        UnsupportedState: If the live training itself can't be captured, so that there is nothing to compare with.
+    """
+    if record.version != RECORD_VERSION:
+        raise UnsupportedFormat(
+            "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
+        )
+    return [finding for check in _CHECKS for finding in check(record, live)]
+
+
+def _check_topology(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    if record.topology != Topology():
+        yield Finding(
+            TopologyMismatch, "topology", "it was captured by another number of processes", "topology",
+            record.topology, Topology(),
+        )  # fmt: skip
+
+
+def _check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    yield from check_module(record.model, live.model, "model")
+
+
+def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    names = parameter_names(live.parameters())
+    for name in sorted(record.optimizers.keys() | live.optimizers.keys()):
+        if name not in record.optimizers or name not in live.optimizers:
+            yield _one_sided(OptimizerMismatch, "optimizer", name, record.optimizers, live.optimizers)
+        else:
+            scope = f"optimizer.{name}"
+            yield from check_optimizer(record.optimizers[name], live.optimizers[name], names, scope)
+
+
+def _check_pending(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    parameters = live.parameters()
+    yield from check_gradients(record.gradients, parameters)
+    if record.window is not None and live.accumulator is not None:
+        yield from check_window(record.window, live.accumulator, parameters)
+    elif record.window is not None or live.accumulator is not None:
+        sides = ("present", "absent") if record.window is not None else ("absent", "present")
+        yield Finding(
+            ContractMismatch, "window", "an accumulator is on one side only", "accumulator", *sides,
+            'hand it in as `Training(..., accumulator=...)`, or leave it out as when it was captured',
+        )  # fmt: skip
+
+
+def _check_schedulers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    names = live.optimizer_names()
+    for name in sorted(record.schedulers.keys() | live.schedulers.keys()):
+        if name not in record.schedulers or name not in live.schedulers:
+            yield _one_sided(SchedulerMismatch, "scheduler", name, record.schedulers, live.schedulers)
+        else:
+            scope = f"scheduler.{name}"
+            yield from check_scheduler(record.schedulers[name], live.schedulers[name], names, scope)
+
+
+def _check_components(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    for name in sorted(record.components.keys() | live.components.keys()):
+        if name not in record.components or name not in live.components:
+            yield _one_sided(ComponentMismatch, "component", name, record.components, live.components)
+        else:
+            yield from check_component(record.components[name], live.components[name], name)
+
+
+def _check_streams(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    if record.streams is not None and live.rng is not None:
+        yield from live.rng.check(record.streams)
+    elif record.streams is not None or live.rng is not None:
+        sides = ("captured", "rng=None") if record.streams is not None else ("rng=None", "captured")
+        yield Finding(
+            ComponentMismatch, "streams", "random streams are on one side only", "random streams", *sides
+        )
+
+
+_CHECKS = (
+    _check_topology, _check_model, _check_optimizers, _check_pending, _check_schedulers, _check_components,
+    _check_streams,
+)  # fmt: skip
+
+
+def _one_sided(error: type[MismatchError], kind: str, name: str, record: Any, live: Any) -> Finding:
+    where = f"{kind}.{name}"
+    if name in live:
+        what, sides = f"a {kind} of the program is not in the record", ("absent", type_name(live[name]))
+    else:
+        what, sides = f"a {kind} of the record is missing in the program", (record[name].class_name, "absent")
+    return Finding(error, where, what, where, *sides)
+
+
+def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
+    """Raise for all findings that are not accepted; return the accepted ones.
+
+    Raises:
+        MismatchError: With every remaining finding, or for an entry of `accept` that admits nothing.
+    """
+    admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
+    refused = [finding for finding in findings if finding not in admitted]
+    if refused:
+        raise MismatchError.of(refused)
+    return admitted
+
+
+def environment_findings(record: TrainingRecord) -> list[Finding]:
+    """Return what differs in the environment."""
+    return list(check_environment(record.environment))
+
+
+class RestorePlan:
+    """The writes that make a checked record live. Making the plan allocates everything; `run` only writes."""
+
+    def __init__(
+        self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
+    ) -> None:
+        self._record = record
+        self._live = live
+        self._objects = ObjectRestore(dict(record.components), dict(live.components))
+        self._streams_before = None if live.rng is None else live.rng.capture()
+        self._accepted = accepted
+        self._writes = list(self._plan(clock))
+        self._scratch = torch.empty(
+            max((write.scratch_bytes for write in self._writes), default=0), dtype=torch.uint8
+        )
+
+    def _plan(self, clock: ScheduleClock) -> Iterator[Write]:
+        record, live, accepted = self._record, self._live, self._accepted
+        parameters = live.parameters()
+        names = parameter_names(parameters)
+        for name, component in record.components.items():
+            if component.module is not None:
+                yield from plan_component_module(component, live.components[name], name)
+        yield from plan_module(record.model, live.model, "model")
+        for name, optimizer in record.optimizers.items():
+            yield from plan_optimizer(optimizer, live.optimizers[name], names, f"optimizer.{name}", accepted)
+        yield from plan_gradients(record.gradients, parameters)
+        if record.window is not None and live.accumulator is not None:
+            yield from plan_window(record.window, live.accumulator, parameters)
+        for name, scheduler in record.schedulers.items():
+            yield from plan_scheduler(scheduler, live.schedulers[name], f"scheduler.{name}", accepted)
+            outstanding, usual = scheduler.outstanding_steps, scheduler.usual_steps
+            yield ObjectWrite(f"scheduler.{name} clock", _set_clock(clock, name, outstanding, usual))
+        if record.streams is not None and live.rng is not None:
+            yield from live.rng.plan(record.streams)
+
+    def run(self) -> None:
+        """Write everything: objects that may refuse first, tensors and options, random streams last.
+
+        Raises:
+            ComponentMismatch: If a component refuses its state; everything is as it was.
+            ContractMismatch: If a component changed the model while it was restored; everything is as it was.
+            RestoreInterrupted: If reading fails after writing began; the training must be rebuilt.
+        """
+        try:
+            self._objects.run()
+            self._check_contract_again()
+        except MismatchError:
+            self._put_streams_back()
+            raise
+        for write in self._writes:
+            try:
+                write.run(self._scratch)
+            except Exception as error:
+                raise RestoreInterrupted(
+                    f"the restore broke off after it had begun to write ({error}); rebuild this training",
+                    where=write.where,
+                ) from error
+
+    def _check_contract_again(self) -> None:
+        findings = [
+            item for item in _check_model(self._record, self._live) if item.code not in self._accepted
+        ]
+        if findings:
+            error = MismatchError.of(findings)
+            self._objects.undo(error)
+            raise error
+
+    def _put_streams_back(self) -> None:
+        if self._live.rng is not None and self._streams_before is not None:
+            for write in self._live.rng.plan(self._streams_before):
+                write.run(self._scratch)
+
+
+def _set_clock(clock: ScheduleClock, name: str, outstanding: int, usual: int | None) -> Any:
+    return lambda: clock.restore(name, outstanding, usual)

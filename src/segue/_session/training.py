@@ -1,0 +1,268 @@
+"""The live objects of one run, bound together."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from segue._capture.boundary import refuse_inside_backward
+from segue._capture.clock import ScheduleClock
+from segue._capture.component import capture_component
+from segue._capture.environment import capture_environment
+from segue._capture.gradients import PendingSource, capture_gradients, capture_window
+from segue._capture.module import capture_module
+from segue._capture.optimizer import bind_optimizer, capture_optimizer
+from segue._capture.plain import freeze
+from segue._capture.rng import RngStreams
+from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
+from segue._capture.staging import type_name
+from segue._record.sections import SchedulerRecord
+from segue._record.training import TrainingRecord
+from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
+from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
+from segue.errors import EnvironmentWarning, ScheduleWarning, UnsupportedState
+
+
+@dataclass(frozen=True)
+class FullModel:
+    """Capture the whole model: every parameter and every buffer. The default of `Training(model_state=...)`."""
+
+
+class Training:
+    """Everything that decides how a training goes on, bound together so that it can be captured and restored.
+
+    Args:
+        model: The model, in any wrapper; its tensors are filled in place at restore.
+        optimizers: One optimizer (stored as `"optimizer"`), or several by name.
+        schedulers: One learning-rate scheduler (stored as `"scheduler"`), or several by name.
+        accumulator: A `GradientAccumulator` or `WeightedAccumulator`; without one, what stands in `.grad` is pending.
+            Gradients standing in `.grad` are captured in any case.
+        model_state: What of the model is captured; `FullModel()`.
+        components: Other objects with state by name: modules (an EMA, a loss with parameters), objects with
+            `state_dict` and `load_state_dict`, or with `capture`, `check` and `restore`. One named `"rng"` replaces
+            the default random streams.
+        rng: `RngStreams()`, all global random streams, or `None` for none.
+        strict: Refuse to restore where the environment differs in what changes floating-point results; otherwise
+            `EnvironmentWarning`.
+
+    Raises:
+        UnsupportedState: If an object is not of the kind its place takes.
+
+    Guarantees:
+        Binding changes no bit of the training. It adds one step hook to each scheduled optimizer, which counts.
+
+    Cost:
+        None that grows with the model. Options of optimizers and schedulers are copied.
+
+    Collective:
+        No.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizer | Mapping[str, Optimizer],
+        schedulers: LRScheduler | Mapping[str, LRScheduler] | None = None,
+        *,
+        accumulator: PendingSource | None = None,
+        model_state: FullModel | None = None,
+        components: Mapping[str, Any] | None = None,
+        rng: RngStreams | None = RngStreams(),  # noqa: B008  (stateless)
+        strict: bool = False,
+    ) -> None:
+        if model_state is not None and not isinstance(model_state, FullModel):
+            raise UnsupportedState(
+                "only `FullModel()` is supported yet", where="model_state", found=type_name(model_state)
+            )
+        components = by_name(components, "component")
+        self._live = LiveTraining(
+            model,
+            by_name(optimizers, "optimizer"),
+            by_name(schedulers, "scheduler"),
+            accumulator,
+            components,
+            None if "rng" in components else rng,
+        )
+        self._strict = strict
+        self._lineage: tuple[Any, ...] = ()
+        self._searched = False
+        self._bind()
+
+    def _bind(self) -> None:
+        refuse_wrong_kinds(self._live)
+        for name, optimizer in self._live.optimizers.items():
+            bind_optimizer(optimizer, f"optimizer.{name}")
+        for name, scheduler in self._live.schedulers.items():
+            bind_scheduler(scheduler, f"scheduler.{name}")
+        self._clock = ScheduleClock(self._live.schedulers)
+
+    def capture(
+        self, state: Any = None, *, step: int | None = None, microbatch: int | None = None
+    ) -> TrainingRecord:
+        """Copy the whole training state at this boundary between microbatches.
+
+        Args:
+            state: The caller's own state, a tree of plain values, tensors and arrays; copied now.
+            step: Optimizer steps so far, for people and file listings.
+            microbatch: Boundaries so far, likewise.
+
+        Returns:
+            A value that shares nothing with the live training.
+
+        Raises:
+            NotAtBoundary: Inside a backward, or between a scaler's `unscale_` and `update`.
+            UnsupportedState: If something live has no exact representation; the message names path and type.
+            PendingGradientError: If a pending gradient belongs to no trainable registered parameter.
+
+        Guarantees:
+            Read-only: a run that captures at every microbatch is bit for bit the run that never does.
+
+        Cost:
+            One copy of everything into new host memory; blocks until it is done.
+
+        Collective:
+            No.
+        """
+        refuse_inside_backward()
+        live = self._live
+        self._refuse_unregistered()
+        self._warn_of_due_schedules()
+        parameters = live.parameters()
+        names = parameter_names(parameters)
+        # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
+        components = {name: capture_component(value, name) for name, value in live.components.items()}
+        streams = None if live.rng is None else live.rng.capture()
+        return TrainingRecord(
+            model=capture_module(live.model, "model"),
+            optimizers={
+                name: capture_optimizer(optimizer, names, f"optimizer.{name}")
+                for name, optimizer in live.optimizers.items()
+            },
+            schedulers={name: self._capture_scheduler(name) for name in live.schedulers},
+            gradients=capture_gradients(parameters),
+            window=None if live.accumulator is None else capture_window(live.accumulator, parameters),
+            components=components,
+            streams=streams,
+            caller_state=freeze(state, "state"),
+            environment=capture_environment(),
+            step=step,
+            microbatch=microbatch,
+            lineage=self._lineage,
+        )
+
+    def _capture_scheduler(self, name: str) -> SchedulerRecord:
+        scheduler = self._live.schedulers[name]
+        driven = self._live.optimizer_names()[id(optimizer_of(scheduler))]
+        outstanding, usual = self._clock.outstanding(name), self._clock.usual(name)
+        return capture_scheduler(scheduler, driven, outstanding, usual, f"scheduler.{name}")
+
+    def _refuse_unregistered(self) -> None:
+        # Walking all objects takes tens of milliseconds, so once; afterwards the groups' `initial_lr` tells.
+        alive = () if self._searched else gc.get_objects()
+        refuse_unregistered(self._live.optimizers, list(self._live.schedulers.values()), alive)
+        self._searched = True
+
+    def _warn_of_due_schedules(self) -> None:
+        for name in self._live.schedulers:
+            if self._clock.is_due(name):
+                warnings.warn(
+                    f"scheduler.{name} is due: {self._clock.outstanding(name)} optimizer steps since it last moved, "
+                    f"and it has moved every {self._clock.usual(name)} so far. A program that resumes after "
+                    "`scheduler.step()` will be one move late; save after it.",
+                    ScheduleWarning,
+                    stacklevel=4,
+                )
+
+    def check(self, record: TrainingRecord, *, accept: Collection[str] = ()) -> None:
+        """Tell whether a record fits this training, without changing anything.
+
+        Args:
+            record: From `capture`, `segue.load` or `Checkpointer.newest`.
+            accept: Codes of differences to admit; each refusal prints the entry that would admit it.
+
+        Raises:
+            MismatchError: With every difference that is not accepted: missing, extra, renamed, reshaped, re-dtyped,
+                re-strided, frozen or thawed, tied or untied tensors; optimizers, groups, options, order; schedulers;
+                pending gradients; components; streams; devices.
+            UnsupportedFormat: If the record is of another version.
+
+        Cost:
+            Nothing is read but layouts and small state.
+
+        Collective:
+            No.
+        """
+        self._admit(record, accept)
+
+    def _admit(self, record: TrainingRecord, accept: Collection[str]) -> list[str]:
+        if isinstance(accept, str):
+            raise TypeError(f"accept takes a collection of codes; did you mean accept=[{accept!r}]?")
+        findings = find_mismatches(record, self._live)
+        environment = environment_findings(record)
+        if self._strict:
+            findings += environment
+        elif environment:
+            unaccepted = [finding for finding in environment if finding.code not in accept]
+            self._warn_of_environment(
+                [f"{item.code}: {item.expected!r} -> {item.found!r}" for item in unaccepted]
+            )
+        return [finding.code for finding in refuse(findings, accept)]
+
+    def _warn_of_environment(self, differences: list[str]) -> None:
+        if differences:
+            warnings.warn(
+                "the state is restored exactly, but the environment differs in what can change the last bits from "
+                f"here on: {'; '.join(differences)}",
+                EnvironmentWarning,
+                stacklevel=5,
+            )
+
+    def restore(self, record: TrainingRecord, *, accept: Collection[str] = ()) -> Any:
+        """Put a record back into the live training. Checks everything first; inverse of `capture`.
+
+        Args:
+            record: From `capture`, `segue.load` or `Checkpointer.newest`; not changed, not aliased, may be used again.
+            accept: Codes of differences to admit; state follows names, an accepted option stays as the program has it.
+
+        Returns:
+            The caller state of the record, as new values.
+
+        Raises:
+            MismatchError: With every difference that is not accepted; nothing has changed.
+            StoreError: If the record's stored bytes are damaged; nothing has changed.
+            ComponentMismatch: If a component refuses its state; everything has been put back.
+            RestoreInterrupted: If stored bytes vanish after writing began; rebuild this training.
+
+        Guarantees:
+            After any other error than `RestoreInterrupted` all live state is bit-identical to before. State goes to
+            its parameter by name, without a cast; group dictionaries and tensor options are updated in place.
+
+        Cost:
+            Stored bytes are read twice, once to verify. New optimizer state and gradients are allocated before the
+            first write; live state of the same layout is filled in place.
+
+        Collective:
+            No.
+        """
+        return self.restore_verified(record, accept=accept, verified=False)
+
+    def restore_verified(self, record: TrainingRecord, *, accept: Collection[str], verified: bool) -> Any:
+        """Restore as `restore` does, leaving out the first pass over bytes that were verified just now."""
+        accepted = self._admit(record, accept)
+        if not verified:
+            record.verify()
+        RestorePlan(record, self._live, self._clock, accepted).run()
+        self._lineage = record.lineage + self._acceptance(record, accepted)
+        return record.state
+
+    def _acceptance(self, record: TrainingRecord, accepted: list[str]) -> tuple[Any, ...]:
+        if not accepted:
+            return ()
+        return ({"step": record.step, "microbatch": record.microbatch, "accepted": sorted(set(accepted))},)
