@@ -103,7 +103,7 @@ class TrainableContract:
                 if other not in self.tensors and _same_but_name(self.tensors[name], found.tensors[other])
             ]
             if twins:
-                hint = f"was it renamed? {', '.join(twins[:3])} is new and of the same kind and shape"
+                hint = f'was it renamed? then rename={{"{name}": "{twins[0]}"}} tells so'
         kind = getattr(self.tensors[name], "kind", "buffer")
         return Finding(
             ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",

@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -161,12 +161,15 @@ class Checkpointer:
             self._let_go()
             self._is_superseded = True
 
-    def resume(self, default: Any = None, *, accept: Collection[str] = ()) -> Any:
+    def resume(
+        self, default: Any = None, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
+    ) -> Any:
         """Restore the newest verified checkpoint of this run, or begin.
 
         Args:
             default: The caller state of a run that has no checkpoint yet; returned as it is then.
             accept: Codes of differences to admit, as in `Training.restore`.
+            rename: From recorded names to what they are called now, likewise.
 
         Returns:
             The caller state to go on from.
@@ -189,7 +192,7 @@ class Checkpointer:
             self._cadence.reset(0, None)
             return default
         candidate, record = found
-        state = self._training.restore_verified(record, accept=accept, verified=True)
+        state = self._training.restore_verified(record, accept=accept, rename=rename or {}, verified=True)
         self._resumed_from = candidate.seq
         self._microbatch = record.microbatch or 0
         self._cadence.reset(self._microbatch, record.step)

@@ -23,9 +23,11 @@ from segue._capture.plain import freeze
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
+from segue._record.rename import renamed
 from segue._record.sections import SchedulerRecord
 from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
+from segue._session.pending_capture import PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
 from segue.errors import EnvironmentWarning, ScheduleWarning, UnsupportedState
 
@@ -157,6 +159,22 @@ class Training:
             lineage=self._lineage,
         )
 
+    def capture_async(
+        self, state: Any = None, *, step: int | None = None, microbatch: int | None = None
+    ) -> PendingCapture:
+        """Copy what must be copied now, and return a future of the record; training may go on at once.
+
+        Args and errors are those of `capture`; errors are raised by `result()` or `await`.
+
+        Returns:
+            A `concurrent.futures.Future` that can also be awaited. The record equals, bit for bit, that of `capture`
+            at the same moment.
+
+        Cost:
+            Everything is copied before this returns, as in `capture`.
+        """
+        return PendingCapture.of(lambda: self.capture(state, step=step, microbatch=microbatch))
+
     def _capture_scheduler(self, name: str) -> SchedulerRecord:
         scheduler = self._live.schedulers[name]
         driven = self._live.optimizer_names()[id(optimizer_of(scheduler))]
@@ -180,12 +198,15 @@ class Training:
                     stacklevel=4,
                 )
 
-    def check(self, record: TrainingRecord, *, accept: Collection[str] = ()) -> None:
+    def check(
+        self, record: TrainingRecord, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
+    ) -> None:
         """Tell whether a record fits this training, without changing anything.
 
         Args:
             record: From `capture`, `segue.load` or `Checkpointer.newest`.
             accept: Codes of differences to admit; each refusal prints the entry that would admit it.
+            rename: From recorded names of the model's parameters, buffers or submodules to what they are called now.
 
         Raises:
             MismatchError: With every difference that is not accepted: missing, extra, renamed, reshaped, re-dtyped,
@@ -199,7 +220,7 @@ class Training:
         Collective:
             No.
         """
-        self._admit(record, accept)
+        self._admit(renamed(record, rename or {}), accept)
 
     def _admit(self, record: TrainingRecord, accept: Collection[str]) -> list[str]:
         if isinstance(accept, str):
@@ -224,12 +245,15 @@ class Training:
                 stacklevel=5,
             )
 
-    def restore(self, record: TrainingRecord, *, accept: Collection[str] = ()) -> Any:
+    def restore(
+        self, record: TrainingRecord, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
+    ) -> Any:
         """Put a record back into the live training. Checks everything first; inverse of `capture`.
 
         Args:
             record: From `capture`, `segue.load` or `Checkpointer.newest`; not changed, not aliased, may be used again.
             accept: Codes of differences to admit; state follows names, an accepted option stays as the program has it.
+            rename: From recorded names of the model's parameters, buffers or submodules to what they are called now.
 
         Returns:
             The caller state of the record, as new values.
@@ -251,18 +275,26 @@ class Training:
         Collective:
             No.
         """
-        return self.restore_verified(record, accept=accept, verified=False)
+        return self.restore_verified(record, accept=accept, rename=rename or {}, verified=False)
 
-    def restore_verified(self, record: TrainingRecord, *, accept: Collection[str], verified: bool) -> Any:
+    def restore_verified(
+        self, record: TrainingRecord, *, accept: Collection[str], rename: Mapping[str, str], verified: bool
+    ) -> Any:
         """Restore as `restore` does, leaving out the first pass over bytes that were verified just now."""
+        record = renamed(record, rename)
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
         RestorePlan(record, self._live, self._clock, accepted).run()
-        self._lineage = record.lineage + self._acceptance(record, accepted)
+        self._lineage = record.lineage + _acceptance(record, accepted, rename)
         return record.state
 
-    def _acceptance(self, record: TrainingRecord, accepted: list[str]) -> tuple[Any, ...]:
-        if not accepted:
-            return ()
-        return ({"step": record.step, "microbatch": record.microbatch, "accepted": sorted(set(accepted))},)
+
+def _acceptance(
+    record: TrainingRecord, accepted: Collection[str], rename: Mapping[str, str]
+) -> tuple[Any, ...]:
+    """Return the entry of the lineage that tells what was changed on purpose, if anything was."""
+    if not accepted and not rename:
+        return ()
+    entry = {"step": record.step, "microbatch": record.microbatch}
+    return ({**entry, "accepted": sorted(set(accepted)), "renamed": dict(rename)},)

@@ -1,0 +1,103 @@
+"""The same record under other names: for a module that was renamed on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from segue._record.contract import Sharing, TrainableContract
+from segue._record.gradients import GradientsRecord
+from segue._record.sections import ModuleRecord, OptimizerRecord
+from segue._record.training import TrainingRecord
+from segue.errors import InvalidRecord
+
+
+def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
+    """Return the record with the model's parameters, buffers and submodules renamed wherever they occur.
+
+    Args:
+        record: Not changed.
+        names: From the recorded name to the new one. The name of a submodule renames everything below it; the longest
+            name that fits wins.
+
+    Raises:
+        InvalidRecord: If neither name of an entry is known, or two tensors would get one name.
+    """
+    if not names:
+        return record
+    known = {*record.model.contract.tensors, *record.model.training, *_aliases(record.model.contract)}
+    for old in names:
+        if not any(name == old or name.startswith(f"{old}.") for name in known):
+            raise InvalidRecord(
+                "nothing in the record has this name", code="rename.unknown", where=f"rename {old}"
+            )
+    table = _table(record.model.contract, names)
+    return replace(
+        record,
+        model=_module(record.model, names, table),
+        optimizers={name: _optimizer(optimizer, table) for name, optimizer in record.optimizers.items()},
+        gradients=_gradients(record.gradients, table),
+        window=None
+        if record.window is None
+        else replace(record.window, sums=_gradients(record.window.sums, table)),
+    )
+
+
+def _is_known(name: str, known: Collection[str]) -> bool:
+    return any(other == name or other.startswith(f"{name}.") for other in known)
+
+
+def _aliases(contract: TrainableContract) -> list[str]:
+    return [name for sharing in contract.sharing for name in sharing.members]
+
+
+def _new_name(name: str, names: Mapping[str, str]) -> str:
+    for old in sorted(names, key=len, reverse=True):
+        if name == old or name.startswith(f"{old}."):
+            return names[old] + name[len(old) :]
+    return name
+
+
+def _table(contract: TrainableContract, names: Mapping[str, str]) -> dict[str, str]:
+    """Map canonical names to canonical names: a tied tensor is called by the first of its *new* names."""
+    table = {name: _new_name(name, names) for name in contract.tensors}
+    for sharing in contract.sharing:
+        if sharing.tied:
+            table[min(sharing.members)] = min(_new_name(name, names) for name in sharing.members)
+    if len(set(table.values())) != len(table):
+        raise InvalidRecord(
+            "two tensors would get one name", code="rename.collision", found=sorted(names.values())
+        )
+    return table
+
+
+def _module(record: ModuleRecord, names: Mapping[str, str], table: Mapping[str, str]) -> ModuleRecord:
+    contract = record.contract
+    sharing = [replace(item, members=_members(item, names)) for item in contract.sharing]
+    return ModuleRecord(
+        dict(sorted((table[name], tensor) for name, tensor in record.tensors.items())),
+        {_new_name(path, names): mode for path, mode in record.training.items()},
+        TrainableContract(
+            dict(sorted((table[name], spec) for name, spec in contract.tensors.items())),
+            tuple(sorted(sharing, key=lambda item: sorted(item.members))),
+            tuple(table[name] for name in contract.order),
+        ),
+    )
+
+
+def _members(sharing: Sharing, names: Mapping[str, str]) -> dict[str, int]:
+    return dict(sorted((_new_name(name, names), offset) for name, offset in sharing.members.items()))
+
+
+def _optimizer(record: OptimizerRecord, table: Mapping[str, str]) -> OptimizerRecord:
+    groups = tuple(
+        replace(group, parameters=tuple(table.get(name, name) for name in group.parameters))
+        for group in record.groups
+    )
+    return replace(
+        record, groups=groups, state={table.get(name, name): slots for name, slots in record.state.items()}
+    )
+
+
+def _gradients(record: GradientsRecord, table: Mapping[str, str]) -> GradientsRecord:
+    return GradientsRecord({table.get(name, name): tensor for name, tensor in record.tensors.items()})
