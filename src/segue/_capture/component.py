@@ -25,6 +25,9 @@ from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
 from segue.errors import ComponentMismatch, Finding, NotAtBoundary, RestoreInterrupted, UnsupportedState
 
+STREAMS_NAME = "rng"
+"""The component of this name stands in for the global random streams."""
+
 
 @runtime_checkable
 class Component(Protocol):
@@ -137,13 +140,18 @@ def check_component(record: ComponentRecord, value: Any, name: str) -> Iterator[
     if record.module is not None and isinstance(value, nn.Module):
         yield from check_module(record.module, value, scope)
     elif record.kind == "component":
-        for clause in value.check(thaw(record.tree)):
+        for clause in value.check(thaw(record.tree)) or ():
             yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)
 
 
 def plan_component_module(record: ComponentRecord, value: nn.Module, name: str) -> list[Write]:
     """Plan a component that is a module."""
     return [] if record.module is None else plan_module(record.module, value, f"component.{name}")
+
+
+def streams_last(names: Iterable[str]) -> list[str]:
+    """Sort components by name, the one called `rng` behind all others, since those may draw."""
+    return sorted(names, key=lambda name: (name == STREAMS_NAME, name))
 
 
 class ObjectRestore:
@@ -159,13 +167,14 @@ class ObjectRestore:
         self._done: list[str] = []
 
     def run(self) -> None:
-        """Restore every object, in order of name.
+        """Restore every object, in order of name; one that replaces the random streams comes last.
 
         Raises:
             ComponentMismatch: If one refuses; all have been put back, and nothing else was changed.
             RestoreInterrupted: If one refuses and could not be put back.
         """
-        for name, record in sorted(self._records.items()):
+        for name in streams_last(self._records):
+            record = self._records[name]
             self._done.append(name)
             try:
                 _restorer(self._values[name], record.kind)(thaw(record.tree))

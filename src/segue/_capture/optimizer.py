@@ -172,6 +172,16 @@ def check_optimizer(
             scope, "class", "another class of optimizer", scope, record.class_name, type_name(optimizer)
         )
         return
+    members = {name for group in record.groups for name in group.parameters}
+    for name in sorted(record.state.keys() - members):
+        yield _finding(
+            scope,
+            f"state.{name}",
+            "the record has state of a parameter in no group",
+            f"{scope} {name}",
+            "",
+            "",
+        )
     live = group_names(optimizer, names, scope)
     places = match_groups(record, live)
     if places is None:

@@ -177,7 +177,7 @@ def plan_scheduler(
     values = {
         key: value if _is_callables(vars(scheduler).get(key)) else thaw(value)
         for key, value in record.position.items()
-        if f"{scope}.{key}" not in accept
+        if f"{scope}.{key}" not in accept and key not in _STRUCTURE
     }
 
     def assign() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from segue._record.contract import TrainableContract
-from segue._record.tensors import CapturedTensor
+from segue._record.contract import TensorSpec, TrainableContract
+from segue._record.tensors import DTYPE_NAMES, CapturedTensor
+from segue.errors import InvalidRecord
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,31 @@ class ModuleRecord:
     training: Mapping[str, bool]
     """The `training` flag of each submodule by name; the module itself is `""`."""
     contract: TrainableContract
+
+    def __post_init__(self) -> None:
+        """Refuse a record whose tensors aren't what its contract says: restore trusts the contract it has checked."""
+        if self.tensors.keys() != self.contract.tensors.keys():
+            odd = sorted(self.tensors.keys() ^ self.contract.tensors.keys())
+            raise InvalidRecord(
+                "tensors and contract have other names", code="record.contract", found=odd[:5]
+            )
+        for name, tensor in self.tensors.items():
+            expected, found = _layout_of_spec(self.contract.tensors[name]), _layout_of_tensor(tensor)
+            if expected != found:
+                raise InvalidRecord(
+                    "a tensor is not what the contract says", code="record.contract", where=name,
+                    expected=expected, found=found,
+                )  # fmt: skip
+
+
+def _layout_of_spec(spec: TensorSpec | None) -> tuple[object, ...] | None:
+    return None if spec is None else (spec.dtype, spec.shape, spec.strides, spec.device)
+
+
+def _layout_of_tensor(tensor: CapturedTensor | None) -> tuple[object, ...] | None:
+    return (
+        None if tensor is None else (DTYPE_NAMES[tensor.dtype], tensor.shape, tensor.strides, tensor.device)
+    )
 
 
 @dataclass(frozen=True)

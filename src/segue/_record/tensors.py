@@ -7,6 +7,7 @@ contiguous changes the last bits of `clip_grad_norm_` (torch 2.13).
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -242,6 +243,6 @@ def blobs(tree: Any) -> Iterator[Blob]:
     elif isinstance(tree, dict):
         for value in tree.values():
             yield from blobs(value)
-    elif isinstance(tree, list | tuple):
+    elif isinstance(tree, list | tuple | deque):
         for value in tree:
             yield from blobs(value)

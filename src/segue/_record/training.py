@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -104,10 +105,12 @@ def _placed(value: Any, device: str) -> Any:
         return value.with_device(device)
     if isinstance(value, TensorSpec):
         return replace(value, device=device)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not isinstance(value, Counter):  # which would count the pairs
         return type(value)((key, _placed(item, device)) for key, item in value.items())
     if type(value) in (list, tuple):
         return type(value)(_placed(item, device) for item in value)
+    if type(value) is deque:
+        return deque((_placed(item, device) for item in value), value.maxlen)
     if hasattr(value, "__dataclass_fields__") and not hasattr(value, "source"):
         return replace(
             value, **{item.name: _placed(getattr(value, item.name), device) for item in fields(value)}

@@ -85,6 +85,7 @@ class Checkpointer:
             raise ValueError(f"keep_last must be at least 1, not {keep_last!r}")
         self._training = training
         self._store = DirectoryStore(local_path(url), lock_timeout_seconds=lock_timeout_seconds)
+        self._key = os.path.realpath(self._store.path)
         self._cadence = Cadence(every_microbatches, every_steps, every_seconds, clock)
         self._keep_last = keep_last
         self._background = background
@@ -134,8 +135,8 @@ class Checkpointer:
     def _let_go(self) -> None:
         self._store.release()
         self._is_open = False
-        if _writers.get(self.path) is self:
-            del _writers[self.path]
+        if _writers.get(self._key) is self:
+            del _writers[self._key]
 
     def _open(self) -> None:
         """Become the run's writer, taking over from another checkpointer in this process (a notebook cell run twice)."""
@@ -146,12 +147,12 @@ class Checkpointer:
             )  # fmt: skip
         if self._is_open:
             return
-        before = _writers.get(self.path)
+        before = _writers.get(self._key)
         if before is not None and before is not self:
             before._supersede()
         self._store.acquire()
         self._is_open = True
-        _writers[self.path] = self
+        _writers[self._key] = self
 
     def _supersede(self) -> None:
         try:
@@ -288,11 +289,7 @@ class Checkpointer:
         self._cadence.reset(self._microbatch, step)
         if self._background:
             return self._writer.submit(lambda: self._put(record))
-        pending = PendingSave()
-        pending.run(lambda: self._put(record))
-        if pending.error is not None:
-            raise pending.error
-        return pending
+        return PendingSave.completed(self._put(record))
 
     def _put(self, record: TrainingRecord) -> CheckpointInfo:
         info = self._store.put(record)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.boundary import refuse_inside_backward
 from segue._capture.clock import ScheduleClock
-from segue._capture.component import capture_component
+from segue._capture.component import STREAMS_NAME, capture_component, streams_last
 from segue._capture.environment import capture_environment
 from segue._capture.gradients import PendingSource, capture_gradients, capture_window
 from segue._capture.module import capture_module
@@ -90,7 +90,7 @@ class Training:
             by_name(schedulers, "scheduler"),
             accumulator,
             components,
-            None if "rng" in components else rng,
+            None if STREAMS_NAME in components else rng,
         )
         self._strict = strict
         self._lineage: tuple[Any, ...] = ()
@@ -139,7 +139,9 @@ class Training:
         parameters = live.parameters()
         names = parameter_names(parameters)
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
-        components = {name: capture_component(value, name) for name, value in live.components.items()}
+        components = {
+            name: capture_component(live.components[name], name) for name in streams_last(live.components)
+        }
         streams = None if live.rng is None else live.rng.capture()
         return TrainingRecord(
             model=capture_module(live.model, "model"),

@@ -17,6 +17,13 @@ class PendingSave:
         self._info: CheckpointInfo | None = None
         self._error: BaseException | None = None
 
+    @classmethod
+    def completed(cls, info: CheckpointInfo) -> PendingSave:
+        """Return a save that is durable already."""
+        pending = cls()
+        pending.run(lambda: info)
+        return pending
+
     def done(self) -> bool:
         """Tell whether the save has ended, well or not. Does not block."""
         return self._finished.is_set()
