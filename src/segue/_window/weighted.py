@@ -14,9 +14,7 @@ import torch
 from torch import nn
 
 from segue._record.window import WindowState
-from segue._window.plain import MAX_MICROBATCHES
-from segue._window.sums import GradientSums
-from segue._window.terms import refuse_other_terms
+from segue._window.window import AccumulationWindow
 from segue.errors import WindowError
 
 
@@ -29,7 +27,7 @@ def _vanishes(value: float, dtype: torch.dtype) -> bool:
     return value > 0 and torch.tensor(value, dtype=dtype).item() == 0
 
 
-class WeightedAccumulator:
+class WeightedAccumulator(AccumulationWindow):
     """Adds up gradients with a weight each (tokens, samples), and divides once by the total weight.
 
     Args:
@@ -53,11 +51,7 @@ class WeightedAccumulator:
         microbatches: int | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
-            raise WindowError(
-                "a window needs at least one microbatch", code="window.size", found=microbatches
-            )
-        self._sums = GradientSums(model, dtype)
+        super().__init__(model, dtype, microbatches)
         scale = float(loss_scale)
         if not scale > 0 or not _representable(scale, dtype) or _vanishes(scale, dtype):
             raise WindowError(
@@ -66,24 +60,12 @@ class WeightedAccumulator:
                 found=scale,
             )
         self._loss_scale = scale
-        self._window_microbatches = microbatches
-        self._microbatches = 0
         self._total_weight = 0.0
-
-    @property
-    def microbatches(self) -> int:
-        """How many microbatches are in the window, empty ones included."""
-        return self._microbatches
 
     @property
     def total_weight(self) -> float:
         """The sum of the weights in the window."""
         return self._total_weight
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the window has all its microbatches; never, where their number was not given."""
-        return self._window_microbatches is not None and self._microbatches >= self._window_microbatches
 
     def add_sum(self, weight: float) -> None:
         """Add the gradients of a microbatch's *summed* loss, and leave `.grad` None.
@@ -103,10 +85,7 @@ class WeightedAccumulator:
 
     def _add(self, weight: float, multiplier: float) -> None:
         total = self._checked_total(float(weight))
-        if self._microbatches >= MAX_MICROBATCHES:
-            raise WindowError(
-                "too many microbatches in one window", code="window.counter", found=self._microbatches
-            )
+        self._refuse_too_many()
         incoming = self._sums.check_incoming()
         if weight > 0:
             self._sums.add(incoming, multiplier)
@@ -166,26 +145,10 @@ class WeightedAccumulator:
 
     def window_state(self) -> WindowState:
         """Return the counters, for capture."""
-        dtype = str(self._sums.dtype).removeprefix("torch.")
-        return WindowState(
-            "weighted",
-            dtype,
-            self._loss_scale,
-            self._window_microbatches,
-            self._microbatches,
-            self._total_weight,
-        )
-
-    def sums(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """Return the live sums by parameter, for capture; not copies."""
-        return self._sums.pending
-
-    def check_window(self, state: WindowState) -> None:
-        """Raise `WindowError` unless this accumulator divides and fills as the recorded one did."""
-        refuse_other_terms(state, self.window_state())
+        counts = (self._window_microbatches, self._microbatches, self._total_weight)
+        return WindowState("weighted", self._dtype_name(), self._loss_scale, *counts)
 
     def replace_window(self, state: WindowState, sums: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """Take over a window that `check_window` admitted; the one in progress is dropped."""
-        self._sums.replace(sums)
-        self._microbatches = state.microbatches
+        super().replace_window(state, sums)
         self._total_weight = state.total_weight
