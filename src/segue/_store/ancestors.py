@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from segue._store.filesystem import Filesystem
+from segue._store.filesystem import Filesystem, close_quietly
 
 
 def make_durable_directory(filesystem: Filesystem, path: str) -> None:
@@ -39,4 +39,4 @@ def _sync(filesystem: Filesystem, path: str) -> None:
     try:
         filesystem.fsync_directory(directory)
     finally:
-        filesystem.close(directory)
+        close_quietly(filesystem, directory)

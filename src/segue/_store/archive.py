@@ -11,7 +11,7 @@ from segue._store.ancestors import make_durable_directory
 from segue._store.commit import Identity, Place, commit
 from segue._store.contents import lay_out
 from segue._store.failure import unavailable
-from segue._store.filesystem import Filesystem
+from segue._store.filesystem import Filesystem, close_quietly
 from segue._store.local import LocalFilesystem
 from segue._store.reader import CheckpointInfo, Folder, StoredCheckpoint, open_folder
 from segue._store.store import new_attempt as _new_attempt
@@ -65,7 +65,7 @@ def write_checkpoint(
             Place(filesystem, root, parent), contents, Identity(name, EXPORT_SEQ, None, attempt)
         )
     finally:
-        filesystem.close(root)
+        close_quietly(filesystem, root)
     return CheckpointInfo(EXPORT_SEQ, absolute, num_bytes, attempt, record.step, record.microbatch)
 
 

@@ -18,7 +18,7 @@ from segue._store import layout, manifest
 from segue._store.checksum import commit_line, digest
 from segue._store.contents import Contents
 from segue._store.failure import joined, unavailable
-from segue._store.filesystem import Filesystem
+from segue._store.filesystem import Filesystem, close_quietly
 from segue._store.manifest import FileEntry, Manifest, TensorEntry
 from segue._store.output import write_file
 from segue._store.tensor_file import write_tensors
@@ -118,8 +118,7 @@ def _attempt_folder(place: Place, name: str) -> Iterator[int]:
         raise
     finally:
         if folder is not None:
-            with contextlib.suppress(OSError):  # nothing was written through it that closing could lose
-                filesystem.close(folder)
+            close_quietly(filesystem, folder)
 
 
 def _abandon(place: Place, name: str, folder: int | None) -> None:

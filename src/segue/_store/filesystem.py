@@ -6,6 +6,7 @@ methods are as small as system calls on purpose: a crash test numbers them, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Protocol
 
@@ -92,3 +93,9 @@ class Filesystem(Protocol):
     def unlock(self, directory: int) -> None:
         """Give the lock back."""
         ...
+
+
+def close_quietly(filesystem: Filesystem, descriptor: int) -> None:
+    """Close what was only read: nothing was written through it that an error could be about."""
+    with contextlib.suppress(OSError):
+        filesystem.close(descriptor)

@@ -9,7 +9,7 @@ import warnings
 import weakref
 
 from segue._store.failure import UNLOCKABLE
-from segue._store.filesystem import Filesystem
+from segue._store.filesystem import Filesystem, close_quietly
 from segue.errors import RunLocked, StoreWarning
 
 _POLL_SECONDS = 0.05
@@ -24,11 +24,13 @@ class RootLock:
         """Whether the filesystem can lock at all: else another writer cannot be told from a dead one."""
         self._filesystem = filesystem
         self._path = path
+        # A store that is dropped without a release must not keep its run locked for the rest of the process.
+        self._closer = weakref.finalize(self, close_quietly, filesystem, descriptor)
 
     @property
     def held(self) -> bool:
         """Whether this process still has it; a forked child has not."""
-        return self.descriptor >= 0
+        return self._closer.alive
 
     def take(self, timeout_seconds: float) -> None:
         """Wait for the lock.
@@ -70,25 +72,20 @@ class RootLock:
 
     def give_back(self) -> None:
         """Unlock and close; may be called again, and in a forked child."""
-        descriptor, self.descriptor = self.descriptor, -1
         _HELD.discard(self)
-        if descriptor < 0:
-            return
-        with contextlib.suppress(OSError):  # closing gives it back as well
-            if self.exclusive:
-                self._filesystem.unlock(descriptor)
-        with contextlib.suppress(OSError):
-            self._filesystem.close(descriptor)
+        if self.held and self.exclusive:
+            with contextlib.suppress(OSError):  # closing gives it back as well
+                self._filesystem.unlock(self.descriptor)
+        self._closer()
 
     def drop_in_child(self) -> None:
         """Close the copy that a fork made, without unlocking: the lock is the parent's.
 
         Else it outlives a killed trainer for as long as its data workers do.
         """
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
+        if self._closer.detach() is not None:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                os.close(self.descriptor)
 
 
 _HELD: weakref.WeakSet[RootLock] = weakref.WeakSet()

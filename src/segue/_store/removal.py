@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import stat
 import warnings
 
 from segue._store import layout
 from segue._store.commit import Place
 from segue._store.failure import joined
+from segue._store.filesystem import close_quietly
 from segue.errors import StoreWarning
 
 
@@ -60,8 +60,7 @@ def _remove(place: Place, name: str) -> None:
         for entry in filesystem.list_names(folder):
             filesystem.unlink(entry, folder)
     finally:
-        with contextlib.suppress(OSError):
-            filesystem.close(folder)
+        close_quietly(filesystem, folder)
     filesystem.remove_directory(name, root)
 
 

@@ -16,7 +16,7 @@ from segue._store.ancestors import make_durable_directory
 from segue._store.commit import Identity, Place, commit
 from segue._store.contents import Contents, lay_out
 from segue._store.failure import not_safe, unavailable
-from segue._store.filesystem import Filesystem
+from segue._store.filesystem import Filesystem, close_quietly
 from segue._store.local import LocalFilesystem
 from segue._store.lock import RootLock
 from segue._store.reader import CheckpointInfo, Folder, StoredCheckpoint, info_of, open_folder, read_manifest
@@ -324,8 +324,7 @@ def _closing(filesystem: Filesystem, descriptor: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a folder that was only read
-            filesystem.close(descriptor)
+        close_quietly(filesystem, descriptor)
 
 
 def _run_of(root: Folder) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from segue._store.checksum import BLOCK_BYTES, BlockHasher, digest
 from segue._store.failure import unavailable
-from segue._store.filesystem import Filesystem
+from segue._store.filesystem import Filesystem, close_quietly
 from segue._store.output import SLICE_BYTES
 from segue.errors import CorruptCheckpoint, StoreUnavailable
 
@@ -20,7 +20,7 @@ class OpenFile:
         self.path = path
         self._filesystem = filesystem
         self._descriptor = descriptor
-        self._closer = weakref.finalize(self, filesystem.close, descriptor)
+        self._closer = weakref.finalize(self, close_quietly, filesystem, descriptor)
 
     def close(self) -> None:
         """Close the file; may be called again."""
