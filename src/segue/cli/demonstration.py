@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from segue.cli.terminal import count
 from segue.demo.kills import continued_from
 from segue.demo.settings import Kill, Role, RunSettings
 from segue.demo.trial import Progress as RunProgress
@@ -55,7 +55,13 @@ class Bars(AbstractContextManager["Bars"]):
 
     def observe(self, run: RunProgress) -> None:
         """Move the bar of a run to where the run is."""
-        note = "[green]finished[/]" if run.is_finished else f"killed {run.kills} times" if run.kills else ""
+        note = (
+            "[green]finished[/]"
+            if run.is_finished
+            else f"killed {count(run.kills, 'time')}"
+            if run.kills
+            else ""
+        )
         self._progress.update(self._tasks[run.role], completed=run.done, note=note)
 
 
@@ -113,7 +119,7 @@ def _run(result: RunResult, comparison: Comparison) -> Report:
 
 def render_plan(run: RunSettings, kills: Sequence[Kill], again: str) -> RenderableType:
     """Say what is about to happen."""
-    source = "the language reference inside CPython" if run.text is None else escape(run.text)
+    source = "the language reference inside CPython" if run.text is None else run.text
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("SIGKILL at", justify="right")
     table.add_column("")
@@ -121,7 +127,7 @@ def render_plan(run: RunSettings, kills: Sequence[Kill], again: str) -> Renderab
     for kill in kills:
         table.add_row(f"microbatch {kill.microbatch}", *_place(kill, run))
     return Group(
-        Text.from_markup(f"A transformer learns {source}, {run.num_steps} steps of {run.window_microbatches} microbatches."),
+        Text(f"A transformer learns {source} in {run.num_steps} steps."),
         Text("One run is left alone; two are killed three times and go on in new processes."),
         Text(f"Repeat it with: {again}", style="dim"),
         Text(), table, Text(),

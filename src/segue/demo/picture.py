@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,11 +42,9 @@ def draw(results: Mapping[Role, RunResult], kills: Sequence[Kill], run: RunSetti
     for axes in (above, below):
         _draw_kills(axes, kills, named=axes is above)
         _tidy(axes)
-    figure.suptitle(
-        "One training, killed three times: both continuations look right, one is",
-        color=_INK,
-        fontweight="bold",
-    )
+    exact = bool((losses[Role.SEGUE] == losses[Role.UNINTERRUPTED]).all())
+    title = "both continuations look right, one is" if exact else "no continuation is exact"
+    figure.suptitle(f"One training, killed three times: {title}", color=_INK, fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -64,8 +62,7 @@ def _draw_losses(axes: Axes, losses: Mapping[Role, np.ndarray], run: RunSettings
         means = losses[role][: len(ends) * window].reshape(-1, window).mean(axis=1)
         axes.plot(ends, means, color=_COLOURS[role], label=_LABELS[role], **style)  # type: ignore[arg-type]
     axes.set_ylabel("loss (mean of a window)", color=_INK)
-    legend = axes.legend(labelcolor=_INK, loc="upper right", edgecolor="none")
-    legend.get_frame().set_alpha(1.0)
+    _legend(axes, loc="upper right")
 
 
 def _draw_distances(axes: Axes, losses: Mapping[Role, np.ndarray]) -> None:
@@ -80,7 +77,7 @@ def _draw_distances(axes: Axes, losses: Mapping[Role, np.ndarray]) -> None:
     axes.set_xlabel("microbatch", color=_INK)
     # Room above the curves, so that the legend hides none of them.
     axes.set_ylim(top=1.45 * max(axes.get_ylim()[1], 1e-6))
-    axes.legend(frameon=False, labelcolor=_INK, loc="upper left", ncols=2, fontsize="small")
+    _legend(axes, loc="upper left", ncols=2, fontsize="small")
 
 
 def _draw_kills(axes: Axes, kills: Sequence[Kill], *, named: bool) -> None:
@@ -92,6 +89,10 @@ def _draw_kills(axes: Axes, kills: Sequence[Kill], *, named: bool) -> None:
                 name, (kill.microbatch, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
                 textcoords="offset points", color=_INK, fontsize="x-small", ha="center", va="bottom",
             )  # fmt: skip
+
+
+def _legend(axes: Axes, **options: Any) -> None:
+    axes.legend(labelcolor=_INK, edgecolor="none", framealpha=1.0, borderaxespad=0.1, **options)
 
 
 def _tidy(axes: Axes) -> None:

@@ -1,0 +1,68 @@
+import pytest
+
+CHECKPOINT = "ckpt-000000003"
+
+
+def test_json_has_the_documented_shape(segue_command, run_path):
+    outcome = segue_command("inspect", run_path / CHECKPOINT, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    summary = outcome.json
+    assert list(summary) == [
+        "path", "run", "seq", "num_file_bytes", "files", "kind", "step", "microbatch", "world_size", "rank", "num_bytes",
+        "sections", "model", "optimizers", "schedulers", "gradients", "window", "components", "streams", "caller_state",
+        "environment", "lineage",
+    ]  # fmt: skip
+    assert (summary["step"], summary["microbatch"], summary["seq"]) == (1, 3, 3)
+    assert summary["model"]["num_elements"] == 3 * 4 + 4 + 4 + 4
+    assert summary["model"]["num_buffers"] == 3
+    assert summary["optimizers"]["optimizer"]["steps"] == [1.0, 1.0]
+    assert summary["optimizers"]["optimizer"]["groups"][0]["options"]["lr"] == 0.01
+    assert summary["schedulers"]["scheduler"]["last_epoch"] == 1
+    assert (summary["window"]["microbatches"], summary["window"]["total_weight"]) == (1, 6.0)
+    assert summary["window"]["sums"]["num_tensors"] == 4
+    assert summary["streams"] == ["python", "numpy", "torch"]
+    assert summary["caller_state"] == {"step": 1, "note": "[bold]not markup[/]"}
+
+
+def test_sizes_add_up(segue_command, run_path):
+    summary = segue_command("inspect", run_path / CHECKPOINT, "--json").json
+    assert sum(section["num_bytes"] for section in summary["sections"].values()) == summary["num_bytes"]
+    on_disk = sum(path.stat().st_size for path in (run_path / CHECKPOINT).iterdir())
+    assert summary["num_file_bytes"] == on_disk
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "step 1, microbatch 3",
+        "AdamW",
+        "StepLR",
+        "1 of 2 microbatches",
+        "weight 6",
+        "python, numpy, torch",
+        "torch 2.",
+    ],
+)
+def test_a_person_sees_position_window_and_environment(segue_command, run_path, told):
+    assert told in segue_command("inspect", run_path / CHECKPOINT).out
+
+
+def test_names_from_a_checkpoint_are_never_taken_for_markup(segue_command, run_path):
+    assert "[bold]not markup[/]" in segue_command("inspect", run_path / CHECKPOINT).out
+
+
+def test_a_missing_checkpoint_exits_5_with_nothing_on_stdout(segue_command, tmp_path):
+    outcome = segue_command("inspect", tmp_path / "none", "--json")
+    assert (outcome.code, outcome.out) == (5, "")
+    assert "error: no such checkpoint [store.not_found]" in outcome.err
+
+
+def test_a_run_is_no_checkpoint_and_the_error_names_one(segue_command, run_path):
+    outcome = segue_command("inspect", run_path)
+    assert outcome.code == 5
+    assert f"{run_path / CHECKPOINT}" in outcome.err
+
+
+def test_a_checkpoint_without_its_commit_exits_5(segue_command, own_run):
+    (own_run / CHECKPOINT / "commit").unlink()
+    assert segue_command("inspect", own_run / CHECKPOINT).code == 5

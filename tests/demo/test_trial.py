@@ -1,0 +1,32 @@
+import os
+
+import pytest
+
+from segue.demo.settings import Kill, Role, RunSettings
+from segue.demo.trial import TrialFailed, fresh_directory, run_trial
+
+
+def test_the_runs_of_an_earlier_demo_are_replaced(tmp_path):
+    runs = fresh_directory(tmp_path)
+    (runs / "old").touch()
+    assert not (fresh_directory(tmp_path) / "old").exists()
+
+
+def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "precious").touch()
+    with pytest.raises(TrialFailed, match="not made by the demo"):
+        fresh_directory(tmp_path)
+    assert (tmp_path / "runs" / "precious").exists()
+
+
+def test_a_process_that_fails_is_reported_with_its_last_words_and_leaves_none_behind(tmp_path):
+    run = RunSettings(text=os.fspath(tmp_path / "missing"))
+    with pytest.raises(TrialFailed, match="FileNotFoundError"):
+        run_trial(run, [Kill(8)], fresh_directory(tmp_path), lambda progress: None)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_the_folders_are_named_after_the_roles():
+    assert [role.value for role in Role] == ["uninterrupted", "segue", "state-dicts"]
