@@ -63,7 +63,7 @@ def module(tensors, kinds=None, sharing=()) -> ModuleRecord:
             DTYPE_NAMES[item.dtype],
             item.shape,
             item.strides,
-            "cpu",
+            item.device,
             True,
             None,
         )

@@ -19,22 +19,33 @@ from segue.errors import InvalidRecord
 
 
 def unstructure(value: Any) -> Any:
-    """Turn a dataclass, or a mapping or tuple of them, into a tree of dictionaries and lists.
+    """Turn a dataclass into a tree of dictionaries and lists, guided by its type hints.
 
-    Fields annotated `Any` hold trees already and are passed through.
+    Whatever is annotated `Any` is a tree already and passes through untouched: there a tuple is state, and must
+    not become a list.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, CapturedTensor | CapturedArray | type):
-        hints = _hints(type(value))
+    return _take_apart(type(value), value)
+
+
+def _take_apart(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any or value is None:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        present = [choice for choice in typing.get_args(hint) if choice is not type(None)]
+        return _take_apart(present[0], value) if len(present) == 1 else value
+    if origin is not None and issubclass(origin, Mapping):
+        _, item_hint = typing.get_args(hint)
+        return {key: _take_apart(item_hint, item) for key, item in value.items()}
+    if origin is tuple:
+        item_hint = typing.get_args(hint)[0]
+        return [_take_apart(item_hint, item) for item in value]
+    if dataclasses.is_dataclass(hint) and hint not in (CapturedTensor, CapturedArray):
+        hints = _hints(typing.cast(type, hint))
         return {
-            field.name: getattr(value, field.name)
-            if hints[field.name] is Any
-            else unstructure(getattr(value, field.name))
-            for field in dataclasses.fields(value)
+            field.name: _take_apart(hints[field.name], getattr(value, field.name))
+            for field in dataclasses.fields(hint)
         }
-    if isinstance(value, Mapping):
-        return {key: unstructure(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [unstructure(item) for item in value]
     return value
 
 

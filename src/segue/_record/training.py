@@ -69,7 +69,8 @@ class TrainingRecord:
 
     def sections(self) -> dict[str, Any]:
         """Return every field as a tree, by name: what stores and digests work on."""
-        return {name: _structure.unstructure(getattr(self, name)) for name in SECTIONS}
+        trees: dict[str, Any] = _structure.unstructure(self)
+        return trees
 
     @staticmethod
     def from_sections(sections: Mapping[str, Any]) -> TrainingRecord:

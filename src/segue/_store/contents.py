@@ -16,7 +16,7 @@ from segue._record.training import SECTIONS, TrainingRecord
 from segue._record.tree import Path, blob_name, decode, encode
 from segue._store import layout, strict_json
 from segue._store.codec import Placed, file_order, write_header
-from segue._store.manifest import MAX_TENSOR_NAME_BYTES, Manifest, TensorEntry, check_writable
+from segue._store.manifest import MAX_TENSOR_NAME_BYTES, MAX_WORLD_SIZE, Manifest, TensorEntry, check_writable
 from segue.errors import CorruptCheckpoint, InvalidRecord
 
 STATE_SECTIONS = ("caller_state", "components")
@@ -102,6 +102,9 @@ def _check_counts(record: TrainingRecord) -> None:
         value = getattr(record, name)
         if value is not None and not (type(value) is int and 0 <= value < 2**62):
             raise InvalidRecord("not a count", code="record.field", where=name, found=value)
+    topology = record.topology
+    if not 0 <= topology.rank < topology.world_size <= MAX_WORLD_SIZE:
+        raise InvalidRecord("no such rank", code="record.field", where="topology", found=topology)
 
 
 class _Sorter:
@@ -131,7 +134,9 @@ class _Sorter:
         return name if persistent and isinstance(name, str) and _is_plain_name(name) else None
 
     def _add(self, file: str, plan: TensorPlan) -> None:
-        check_writable(plan.reference, plan.dtype, plan.shape, plan.strides, plan.source.num_bytes)
+        check_writable(
+            plan.reference, plan.dtype, plan.shape, plan.strides, plan.device, plan.source.num_bytes
+        )
         if self.tensors[file].setdefault(plan.name, plan) is not plan:
             raise InvalidRecord("two tensors have one name", code="record.name", where=plan.name)
 

@@ -23,12 +23,13 @@ VERSION = 1
 MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_TENSORS = 1_000_000
 MAX_DIMS = 64
+MAX_WORLD_SIZE = 2**20
 MAX_TENSOR_NAME_BYTES = 1024
 _MAX_NUMBER = 2**62
 _ALWAYS_ALLOWED_EXTENT_BYTES = 2**30
 _MAX_SPREAD = 64
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_DEVICE = re.compile(r"[a-z]{1,16}(:[0-9]{1,4})?")
+_DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(:[0-9]{1,4})?")
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class _Fields:
         )  # fmt: skip
         self._object("manifest", top, keys)
         topology = self._object("topology", top["topology"], ("world_size", "rank"))
-        world_size = self._integer("topology/world_size", topology["world_size"], 1, 2**20)
+        world_size = self._integer("topology/world_size", topology["world_size"], 1, MAX_WORLD_SIZE)
         tensors = self._tensors(top["tensors"])
         files = self._object("files", top["files"], layout.DATA_FILES)
         return Manifest(
@@ -352,7 +353,7 @@ def layout_problem(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: i
 
 
 def check_writable(
-    reference: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], num_bytes: int
+    reference: str, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], device: str, num_bytes: int
 ) -> None:
     """Refuse to write what no reader accepts.
 
@@ -363,5 +364,7 @@ def check_writable(
     problem = layout_problem(shape, strides, itemsize)
     if problem is None and math.prod(shape) * itemsize != num_bytes:
         problem = "the bytes do not fit the shape"
+    if problem is None and not _DEVICE.fullmatch(device):
+        problem = f"bad device {device!a}"
     if problem is not None:
         raise InvalidRecord(problem, code="record.layout", where=reference, found=[shape, strides, num_bytes])

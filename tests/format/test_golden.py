@@ -1,0 +1,86 @@
+"""The format is what the golden checkpoint says: it is read, and was written, byte for byte, for ever.
+
+`golden/` is never regenerated. If a test here fails, the code is wrong, or the format needs a new version number.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+
+from segue._record.contract import Sharing
+from segue._record.gradients import GradientsRecord
+from segue._record.tensors import CapturedTensor, MemoryBytes
+from segue._record.training import TrainingRecord
+from segue._record.tree import same
+from segue._store.archive import open_checkpoint, write_checkpoint
+from tests._store.records import module
+
+GOLDEN = Path(__file__).parent / "golden" / "version-1"
+ATTEMPT = "0123456789abcdef"
+
+
+def _tensor(dtype, shape, strides, data):
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return CapturedTensor(dtype, shape, strides, "cpu", MemoryBytes(flat))
+
+
+def golden_record() -> TrainingRecord:
+    weight = _tensor(torch.float32, (2, 2), (2, 1), bytes(range(16)))
+    return TrainingRecord(
+        model=module({"weight": weight}, sharing=[Sharing({"weight": 0, "tied": 0}, True)]),
+        optimizers={},
+        schedulers={},
+        gradients=GradientsRecord({"weight": _tensor(torch.float32, (2, 2), (1, 2), bytes(range(16, 32)))}),
+        window=None,
+        components={},
+        streams={"own": _tensor(torch.complex128, (1,), (1,), bytes(range(32, 48)))},
+        caller_state={"step": 3, "pair": (1, float("inf"))},
+        environment={"torch": "2.13.0"},
+        step=3,
+        microbatch=12,
+    )
+
+
+def test_the_golden_checkpoint_is_read():
+    with open_checkpoint(GOLDEN) as checkpoint:
+        checkpoint.verify()
+        assert same(checkpoint.record().sections(), golden_record().sections())
+
+
+def test_the_golden_checkpoint_is_written(tmp_path):
+    write_checkpoint(golden_record(), tmp_path / "again", new_attempt=lambda: ATTEMPT)
+    assert sorted(os.listdir(tmp_path / "again")) == sorted(os.listdir(GOLDEN))
+    for name in os.listdir(GOLDEN):
+        assert (tmp_path / "again" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
+
+
+def test_the_model_file_is_these_bytes():
+    header = b'{"__metadata__":{"format":"pt"},"weight":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}'
+    length = 120
+    expected = length.to_bytes(8, "little") + header.ljust(length) + bytes(range(16))
+    assert (GOLDEN / "model.safetensors").read_bytes() == expected
+
+
+def test_the_training_file_is_these_bytes():
+    header = (
+        b'{"__metadata__":{"format":"pt"},'
+        b'"streams/own":{"dtype":"U8","shape":[1,16],"data_offsets":[0,16]},'
+        b'"gradients/tensors/weight":{"dtype":"F32","shape":[2,2],"data_offsets":[16,32]}}'
+    )
+    length = 184
+    expected = (
+        length.to_bytes(8, "little") + header.ljust(length) + bytes(range(32, 48)) + bytes(range(16, 32))
+    )
+    assert (GOLDEN / "training.safetensors").read_bytes() == expected
+
+
+def test_the_caller_tree_is_these_bytes():
+    expected = b'{"caller_state":{"dict":{"step":3,"pair":{"tuple":[1,{"float":"7ff0000000000000"}]}}},"components":{"dict":{}}}'
+    assert (GOLDEN / "state.json").read_bytes() == expected
+
+
+def test_the_commit_line_is_these_bytes():
+    digest = hashlib.sha256((GOLDEN / "manifest.json").read_bytes()).hexdigest()
+    assert (GOLDEN / "commit").read_bytes() == f"{digest}  manifest.json\n".encode()
