@@ -38,10 +38,13 @@ from segue.errors import Finding, OptimizerMismatch, UnsupportedState
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 # Options that a scheduler moves. Where one is attached, what the program asked for stands in other keys.
 _DRIVEN: dict[str, str] = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
-# Attributes of torch.optim.Optimizer itself (torch 2.13), and `step`, which schedulers wrap.
+# Attributes of torch.optim.Optimizer itself (torch 2.13), `step`, which schedulers wrap, and two marks of fused ones,
+# which follow from the option `fused` and from whether the first step has looked at devices.
 _BASE_ATTRIBUTES = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))) | {
     "step",
     "_opt_called",
+    "_step_supports_amp_scaling",
+    "_need_device_dtype_check_for_fused",
 }
 # Views of the groups that LBFGS keeps; nothing that isn't derived.
 _DERIVED_ATTRIBUTES: dict[type, frozenset[str]] = {torch.optim.LBFGS: frozenset({"_params", "_numel_cache"})}
@@ -187,7 +190,9 @@ def check_optimizer(
     if places is None:
         yield from _membership_findings(record, live, scope)
         return
-    yield from _order_findings(record, live, places, scope)
+    # LBFGS keeps flat vectors over all parameters under the first of them: there the order *is* the state.
+    by_name = not isinstance(optimizer, torch.optim.LBFGS)
+    yield from _order_findings(record, live, places, scope, admissible=by_name)
     configured = _configured(optimizer, scope)
     for index, place in enumerate(places):
         yield from _option_findings(record.groups[place], configured[index], f"{scope} group {index}", scope)
@@ -238,19 +243,20 @@ def _membership_findings(record: OptimizerRecord, live: list[list[str]], scope: 
 
 
 def _order_findings(
-    record: OptimizerRecord, live: list[list[str]], places: list[int], scope: str
+    record: OptimizerRecord, live: list[list[str]], places: list[int], scope: str, *, admissible: bool
 ) -> Iterator[Finding]:
     if places != sorted(places):
         yield _finding(
             scope, "group_order", "the groups are in another order; each one's options follow its members",
-            scope, list(range(len(places))), places, admissible=True,
+            scope, list(range(len(places))), places, admissible=admissible,
         )  # fmt: skip
     for index, place in enumerate(places):
         before, after = list(record.groups[place].parameters), live[index]
         if before != after:
+            what = "the parameters are in another order" + ("; state follows the name" if admissible else "")
             yield _finding(
-                scope, "order", "the parameters are in another order; state follows the name",
-                f"{scope} group {index}: {moved(before, after)}", before, after, admissible=True,
+                scope, "order", what,
+                f"{scope} group {index}: {moved(before, after)}", before, after, admissible=admissible,
             )  # fmt: skip
 
 
