@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -229,7 +231,7 @@ def _demonstrate(run: RunSettings, out: Path, *, json: bool) -> demonstration.Re
 
 
 def _again(run: RunSettings, out: Path) -> str:
-    words = ["segue demo", f"--seed {run.seed}"]
+    words = [f"{_program()} demo", f"--seed {run.seed}"]
     words += [f"--text {run.text}"] if run.text else []
     words += [f"--out {out}"] if out != Path("demo") else []
     if run.num_microbatches != RunSettings.num_microbatches:
@@ -237,12 +239,22 @@ def _again(run: RunSettings, out: Path) -> str:
     return " ".join(words)
 
 
+def _program() -> str:
+    """Return what to type to run this command again: its path, where it is not the one on the search path."""
+    given = sys.argv[0]
+    if os.path.basename(given) != "segue" or os.path.dirname(
+        shutil.which("segue") or given
+    ) == os.path.dirname(given):
+        return "segue"
+    return os.path.relpath(given) if os.path.isabs(given) else given
+
+
 def _epilogue(report: demonstration.Report, out: Path) -> RenderableType:
     runs = out / "runs"
     lines = [report["picture"]] if report["picture"] else []
     lines += [
-        f"segue list {runs}/segue/checkpoints",
-        f"segue diff {runs}/uninterrupted/final {runs}/state-dicts/final",
+        f"{_program()} list {runs}/segue/checkpoints",
+        f"{_program()} diff {runs}/uninterrupted/final {runs}/state-dicts/final",
     ]
     return Text(
         "\n".join([f"{report['seconds']:.0f} seconds; to look closer:", *(f"  {line}" for line in lines)]),
