@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import time
@@ -231,12 +232,12 @@ def _demonstrate(run: RunSettings, out: Path, *, json: bool) -> demonstration.Re
 
 
 def _again(run: RunSettings, out: Path) -> str:
-    words = [f"{_program()} demo", f"--seed {run.seed}"]
-    words += [f"--text {run.text}"] if run.text else []
-    words += [f"--out {out}"] if out != Path("demo") else []
+    words = [_program(), "demo", "--seed", str(run.seed)]
+    words += ["--text", run.text] if run.text else []
+    words += ["--out", str(out)] if out != Path("demo") else []
     if run.num_microbatches != RunSettings.num_microbatches:
-        words.append(f"--microbatches {run.num_microbatches}")
-    return " ".join(words)
+        words += ["--microbatches", str(run.num_microbatches)]
+    return shlex.join(words)
 
 
 def _program() -> str:
