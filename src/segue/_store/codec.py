@@ -112,12 +112,13 @@ def _check_metadata(metadata: Any, where: str) -> None:
 
 
 def _check_entry(name: str, expected: dict[str, Any], found: Any, where: str) -> None:
-    # Compared as text too: in Python, true equals 1 and 1.0 equals 1.
-    if found != expected or strict_json.dump(list(found.values())) != strict_json.dump(
-        [expected[key] for key in found]
-    ):
+    # In Python true equals 1, and 1.0 does: so the types are compared as well.
+    same = found == expected and all(
+        type(number) is int for number in (*found["shape"], *found["data_offsets"])
+    )
+    if not same:
         raise CorruptCheckpoint(
-            f"header and manifest differ at {name!a}", where=where, expected=expected, found=found
+            f"header and manifest differ at {name!a}"[:300], where=where, expected=expected, found=found
         )
 
 
