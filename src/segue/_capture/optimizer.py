@@ -17,6 +17,7 @@ What it still loses: attributes an optimizer keeps outside `state` and `param_gr
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -38,16 +39,23 @@ from segue.errors import Finding, OptimizerMismatch, UnsupportedState
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 # Options that a scheduler moves. Where one is attached, what the program asked for stands in other keys.
 _DRIVEN: dict[str, str] = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
-# Attributes of torch.optim.Optimizer itself (torch 2.13), `step`, which schedulers wrap, and two marks of fused ones,
-# which follow from the option `fused` and from whether the first step has looked at devices.
-_BASE_ATTRIBUTES = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))) | {
-    "step",
-    "_opt_called",
-    "_step_supports_amp_scaling",
-    "_need_device_dtype_check_for_fused",
-}
+# Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
+# devices; `step`, which schedulers wrap, and the mark that they leave.
+_MARKS = frozenset(
+    {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+)
 # Views of the groups that LBFGS keeps; nothing that isn't derived.
 _DERIVED_ATTRIBUTES: dict[type, frozenset[str]] = {torch.optim.LBFGS: frozenset({"_params", "_numel_cache"})}
+
+
+@functools.cache
+def _base_attributes() -> frozenset[str]:
+    """Return the attributes that every optimizer has, and the marks.
+
+    Not at import: making the first optimizer of a process imports torch._dynamo, which takes a second (torch 2.13).
+    """
+    return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))) | _MARKS
+
 
 ParameterNames = Mapping[int, str]
 """Canonical names by `id` of the live parameter."""
@@ -115,7 +123,7 @@ def refuse_unsupported_optimizer(optimizer: Optimizer, scope: str) -> None:
             "an optimizer with its own `state_dict` or `load_state_dict` is not supported yet",
             where=scope, found=type_name(optimizer),
         )  # fmt: skip
-    extra = vars(optimizer).keys() - _BASE_ATTRIBUTES - _DERIVED_ATTRIBUTES.get(cls, frozenset())
+    extra = vars(optimizer).keys() - _base_attributes() - _DERIVED_ATTRIBUTES.get(cls, frozenset())
     if extra:
         raise UnsupportedState(
             "an optimizer that keeps state in attributes of its own is not supported yet",
