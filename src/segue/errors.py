@@ -39,7 +39,10 @@ ABSENT: Final = _Absent()
 
 def shown(value: Any) -> str:
     """Render a value for a message: escaped, on one line, at most 200 characters."""
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # CPython refuses to write out an integer of more than 4300 digits
+        text = f"a {type(value).__name__} with too many digits to show"
     text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 

@@ -42,10 +42,7 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
     if kind in SCALARS:
         return value
-    if depth > MAX_DEPTH - 8:  # the section's own levels come on top
-        raise UnsupportedState(
-            "state is nested too deeply, or contains itself", where=where[:200], found=type_name(value)
-        )
+    _refuse_depth(value, where, depth)
     if isinstance(value, torch.Tensor):
         return _freeze_tensor(value, where)
     if isinstance(value, np.ndarray):
@@ -59,7 +56,7 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
             (_freeze(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)), value.maxlen
         )
     if kind in (set, frozenset):
-        return kind(_freeze_key(item, f"{where}{{}}") for item in value)
+        return kind(_freeze_key(item, f"{where}{{}}", depth + 1) for item in value)
     if kind in (dict, OrderedDict, Counter):
         return _freeze_mapping(value, where, depth)
     if kind is bytearray:
@@ -67,6 +64,13 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
     raise UnsupportedState(
         "this type has no exact encoding", where=where, found=type_name(value), hint=_hint(value)
     )
+
+
+def _refuse_depth(value: Any, where: str, depth: int) -> None:
+    if depth > MAX_DEPTH - 8:  # the section's own levels come on top
+        raise UnsupportedState(
+            "state is nested too deeply, or contains itself", where=where[:200], found=type_name(value)
+        )
 
 
 def _freeze_tensor(tensor: torch.Tensor, where: str) -> Any:
@@ -80,17 +84,26 @@ def _freeze_tensor(tensor: torch.Tensor, where: str) -> Any:
 
 def _freeze_mapping(value: dict[Any, Any], where: str, depth: int) -> Any:
     items = [
-        (_freeze_key(key, f"{where} key"), _freeze(item, f"{where}[{key!r}]", depth + 1))
+        (_freeze_key(key, f"{where} key", depth + 1), _freeze(item, _entry(where, key), depth + 1))
         for key, item in value.items()
     ]
     return Counter(dict(items)) if type(value) is Counter else type(value)(items)
 
 
-def _freeze_key(key: Any, where: str) -> Any:
+def _entry(where: str, key: Any) -> str:
+    try:
+        return f"{where}[{key!r}]"
+    except ValueError:  # CPython refuses to write out an integer of more than 4300 digits
+        return f"{where}[...]"
+
+
+def _freeze_key(key: Any, where: str, depth: int) -> Any:
+    if type(key) in (tuple, frozenset):
+        _refuse_depth(key, where, depth)
     if type(key) is tuple:
-        return tuple(_freeze_key(item, where) for item in key)
+        return tuple(_freeze_key(item, where, depth + 1) for item in key)
     if type(key) is frozenset:
-        return frozenset(_freeze_key(item, where) for item in key)
+        return frozenset(_freeze_key(item, where, depth + 1) for item in key)
     if type(key) in SCALARS or (isinstance(key, np.generic) and not isinstance(key, np.void | np.object_)):
         return key
     raise UnsupportedState("this type of key has no exact encoding", where=where, found=type_name(key))

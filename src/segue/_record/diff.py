@@ -13,6 +13,7 @@ from segue._record.digest import STATE_SECTIONS
 from segue._record.tensors import CapturedArray, CapturedTensor, read_bytes, same_bits
 from segue._record.training import TrainingRecord
 from segue._record.tree import leaves, same, shown_path
+from segue.errors import shown
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,10 @@ def _shown(leaf: Any) -> str:
         return f"{str(leaf.dtype).removeprefix('torch.')} {leaf.shape}"
     if isinstance(leaf, CapturedArray):
         return f"array {leaf.dtype} {leaf.shape}"
-    return repr(leaf)
+    try:
+        return repr(leaf)
+    except ValueError:  # CPython refuses to write out an integer of more than 4300 digits
+        return shown(leaf)
 
 
 def _leaf(section: str, path: str, left: Any, right: Any) -> Difference:

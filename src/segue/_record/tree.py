@@ -24,7 +24,6 @@ from segue.errors import InvalidRecord
 
 MAX_DEPTH = 64
 MAX_NAME_BYTES = 1024
-_MAX_INT_DIGITS = 4300  # CPython's own limit for int(str); beyond it conversion is quadratic
 _SAFE_INT = 2**53
 # A part is a string for a name or a position in a list, and an int for the position of a key that is no string:
 # so the entries `{"0": a, 5: b}` can never get the same path.
@@ -207,6 +206,8 @@ def _decode_dict(body: Json, blob: Callable[[str], Blob], path: Path) -> dict[st
 
 
 def _decode_pairs(body: Json, blob: Callable[[str], Blob], path: Path) -> list[tuple[Any, Any]]:
+    if type(body) is not list:
+        raise _bad(path, "expected a list", body)
     pairs = [
         (decode(key, blob, (*path, index)), decode(item, blob, (*path, index)))
         for index, (key, item) in enumerate(body)
@@ -231,7 +232,8 @@ def _decode_deque(body: Json, blob: Callable[[str], Blob], path: Path) -> deque[
 
 
 def _decode_int(body: Json, _blob: Any, path: Path) -> int:
-    if type(body) is not str or len(body) > _MAX_INT_DIGITS or "_" in body:
+    # Hexadecimal, so that CPython's limit on decimal digits does not apply and conversion is linear.
+    if type(body) is not str or "_" in body:
         raise _bad(path, "bad integer", body)
     return int(body, 16)
 
@@ -246,8 +248,13 @@ def _no_blob(name: str) -> Blob:
 
 
 def _decode_scalar(body: Json, _blob: Any, path: Path) -> np.generic:
-    dtype, data = body
-    return np.frombuffer(_unbase64(data), dtype=plain_array_dtype(dtype), count=1)[0]  # type: ignore[no-any-return]
+    name, data = body
+    dtype, raw = plain_array_dtype(name), _unbase64(data)
+    if dtype.itemsize == 0:  # an empty NumPy string
+        return np.zeros(1, dtype)[0]  # type: ignore[no-any-return]
+    if len(raw) != dtype.itemsize:
+        raise ValueError("wrong length")
+    return np.frombuffer(raw, dtype=dtype)[0]  # type: ignore[no-any-return]
 
 
 def plain_array_dtype(name: str) -> np.dtype[Any]:
@@ -343,8 +350,13 @@ def same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(item, right[key]) for key, item in left.items())
+        ours, theirs = _by_identity(left), _by_identity(right)
+        return ours.keys() == theirs.keys() and all(same(item, theirs[key]) for key, item in ours.items())
+    if isinstance(left, set | frozenset):
+        return _by_identity(dict.fromkeys(left)).keys() == _by_identity(dict.fromkeys(right)).keys()
     if isinstance(left, list | tuple | deque):
+        if isinstance(left, deque) and left.maxlen != right.maxlen:
+            return False
         return len(left) == len(right) and all(same(*pair) for pair in zip(left, right, strict=True))
     if isinstance(left, float):
         return struct.pack("d", left) == struct.pack("d", right)
@@ -353,6 +365,13 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, complex):
         return same(left.real, right.real) and same(left.imag, right.imag)
     return bool(left == right)
+
+
+def _by_identity(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """Key a mapping so that 1, True and 1.0, and both zeros, which are one key to Python, are different ones."""
+    return {
+        key if type(key) is str else (repr(encode(key, _no_blobs)),): item for key, item in mapping.items()
+    }
 
 
 def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
