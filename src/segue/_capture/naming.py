@@ -34,8 +34,18 @@ def _wrapped_attribute(module: nn.Module) -> str | None:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module under all wrappers."""
     while (attribute := _wrapped_attribute(module)) is not None:
+        _refuse_own_state(module, attribute)
         module = getattr(module, attribute)
     return module
+
+
+def _refuse_own_state(wrapper: nn.Module, attribute: str) -> None:
+    own = [*wrapper._parameters, *wrapper._buffers, *(name for name in wrapper._modules if name != attribute)]
+    if own:
+        raise UnsupportedState(
+            "a wrapper has parameters, buffers or modules of its own", code="capture.wrapper",
+            where=type(wrapper).__name__, found=", ".join(own), hint="register them on the module inside",
+        )  # fmt: skip
 
 
 def walk(module: nn.Module, scope: str) -> Iterator[tuple[str, nn.Module]]:
@@ -93,8 +103,9 @@ def named_tensors(module: nn.Module, scope: str) -> dict[str, NamedTensor]:
     for name, kind, tensor in occurrences:
         aliases = tuple(sorted(set(names[id(tensor)]))) if tensor is not None else (name,)
         # A tied tensor takes the place of its first occurrence, where `parameters()` yields it.
-        if aliases[0] not in found:
-            found[aliases[0]] = NamedTensor(aliases[0], kind, tensor, aliases)
+        known = found.setdefault(aliases[0], NamedTensor(aliases[0], kind, tensor, aliases))
+        if known.tensor is not tensor:
+            raise UnsupportedState("two tensors have one name", code="capture.name", where=f"{scope} {name}")
     return found
 
 
