@@ -113,6 +113,13 @@ def check_gradients(
             found_shape = tuple(parameter.shape)
             what = "a pending gradient has another shape than its parameter"
             yield Finding(ContractMismatch, f"{scope}.{name}", what, where, captured.shape, found_shape)
+        elif scope == "gradient" and parameter.grad_dtype not in (None, captured.dtype):
+            # As after `parameter.data = parameter.data.to(...)` under a standing gradient (torch 2.13).
+            what = "a pending gradient has a dtype that its parameter does not take"
+            yield Finding(
+                ContractMismatch, f"{scope}.{name}", what, where, captured.dtype, parameter.grad_dtype,
+                "set the parameter's `grad_dtype`, or save when no gradient is pending",
+            )  # fmt: skip
 
 
 def check_window(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from segue._record.gradients import GradientsRecord
+from segue._record.tensors import DTYPE_NAMES
+from segue.errors import InvalidRecord
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,17 @@ class WindowRecord:
 
     state: WindowState
     sums: GradientsRecord
+
+    def __post_init__(self) -> None:
+        """Refuse sums that no window of these counters can hold."""
+        for name, tensor in self.sums.tensors.items():
+            if DTYPE_NAMES[tensor.dtype] != self.state.dtype:
+                raise InvalidRecord(
+                    "a window sum is not of the window's dtype", code="record.window", where=name,
+                    expected=self.state.dtype, found=DTYPE_NAMES[tensor.dtype],
+                )  # fmt: skip
+            if self.state.microbatches == 0 or self.state.total_weight == 0:
+                raise InvalidRecord(
+                    "a window without weight holds a sum", code="record.window", where=name,
+                    found=f"{self.state.microbatches} microbatches of total weight {self.state.total_weight}",
+                )  # fmt: skip

@@ -69,12 +69,14 @@ class GradientSums:
 
     def add(self, incoming: Iterable[tuple[nn.Parameter, torch.Tensor]], multiplier: float) -> None:
         """Add checked gradients, each times a factor, and take them out of `.grad`."""
+        taken: set[int] = set()
         with torch.no_grad():
             for parameter, gradient in incoming:
-                self._add(parameter, gradient, multiplier)
+                self._add(parameter, gradient, multiplier, id(gradient) not in taken)
+                taken.add(id(gradient))
                 parameter.grad = None
 
-    def _add(self, parameter: nn.Parameter, gradient: torch.Tensor, multiplier: float) -> None:
+    def _add(self, parameter: nn.Parameter, gradient: torch.Tensor, multiplier: float, is_ours: bool) -> None:
         term = gradient.to(self.dtype)
         if multiplier != 1.0:
             term = term * multiplier
@@ -82,8 +84,10 @@ class GradientSums:
         if total is not None:
             total.add_(term)
         else:
-            # Taken without a copy where it is ours alone; a view (a bucket of DDP) will be written again.
-            self._sums[parameter] = term.clone() if term is gradient and term._is_view() else term
+            # Taken without a copy where it is ours alone; a view (a bucket of DDP) will be written again, and one
+            # tensor may stand in the `.grad` of two parameters.
+            is_shared = term._is_view() or not is_ours
+            self._sums[parameter] = term.clone() if term is gradient and is_shared else term
 
     def drop(self, incoming: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
         """Take checked gradients out of `.grad` without adding them."""

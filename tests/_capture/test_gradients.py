@@ -1,0 +1,171 @@
+"""Pending gradients: absent, zero and None are three things, and what can't be put back is refused first."""
+
+import pytest
+import torch
+from torch import nn
+
+from segue import GradientAccumulator, Training, WeightedAccumulator
+from segue._capture.gradients import (
+    capture_gradients,
+    capture_window,
+    check_gradients,
+    check_window,
+    plan_gradients,
+    plan_window,
+)
+from segue._record.gradients import GradientsRecord
+from segue._record.tensors import same_bits
+from segue.errors import ContractMismatch, PendingGradientError, UnsupportedState
+from tests._store.records import tensor
+from tests._window.models import Pair, bits, sparse_gradient
+
+
+def parameters(model):
+    return dict(model.named_parameters())
+
+
+def write(plan):
+    for item in plan:
+        item.run(torch.empty(item.scratch_bytes, dtype=torch.uint8))
+
+
+def restore(record, model):
+    write(plan_gradients(record, parameters(model)))
+
+
+def test_absent_and_zero_gradients_stay_what_they_are():
+    model = Pair()
+    model.a.grad = torch.zeros(2)
+    record = capture_gradients(parameters(model))
+    assert list(record.tensors) == ["a"]
+    model.give(7, 7)
+    restore(record, model)
+    assert model.a.grad.tolist() == [0, 0]
+    assert model.b.grad is None
+
+
+def test_bits_layout_and_dtype_come_back():
+    model = nn.Conv2d(3, 4, 3, dtype=torch.bfloat16)
+    model.weight.grad_dtype = torch.float32
+    payload = torch.arange(4 * 27, dtype=torch.int32).add(0x7FC00000).view(torch.float32).view(4, 3, 3, 3)
+    model.weight.grad = payload.contiguous(memory_format=torch.channels_last)
+    model.bias.grad = torch.tensor([-0.0, 0.0, float("inf"), float("nan")], dtype=torch.bfloat16)
+    before = {name: (bits(p.grad), p.grad.stride(), p.grad.dtype) for name, p in model.named_parameters()}
+    record = capture_gradients(parameters(model))
+    model.zero_grad()
+    restore(record, model)
+    assert before == {
+        name: (bits(p.grad), p.grad.stride(), p.grad.dtype) for name, p in model.named_parameters()
+    }
+
+
+def test_capture_copies_and_restore_never_aliases_the_record():
+    model = Pair()
+    model.give(1)
+    record = capture_gradients(parameters(model))
+    again = capture_gradients(parameters(model))
+    model.a.grad.add_(1)
+    restore(record, model)
+    assert model.a.grad.tolist() == [1, 1]
+    model.a.grad.add_(1)
+    assert same_bits(record.tensors["a"], again.tensors["a"])
+
+
+def test_a_gradient_of_a_frozen_parameter_is_refused_by_name():
+    model = Pair()
+    model.give(1)
+    model.a.requires_grad_(False)
+    with pytest.raises(PendingGradientError) as caught:
+        capture_gradients(parameters(model))
+    assert caught.value.where == "gradient of a"
+
+
+def test_a_frozen_parameter_that_is_tied_to_a_trainable_one_is_one_parameter():
+    model = Pair()
+    model.c = model.a
+    model.give(1)
+    assert list(capture_gradients(parameters(model)).tensors) == ["a"]
+
+
+def test_sparse_gradients_and_those_in_a_graph_are_refused():
+    model = Pair()
+    model.a.grad = sparse_gradient()
+    with pytest.raises(UnsupportedState, match="layout") as caught:
+        capture_gradients(parameters(model))
+    assert caught.value.where == "gradient of a"
+    model.zero_grad()
+    model.a.grad = torch.ones(2, requires_grad=True)
+    with pytest.raises(UnsupportedState, match="graph"):
+        capture_gradients(parameters(model))
+
+
+def findings(record, model):
+    return [(item.error, item.code, item.found) for item in check_gradients(record, parameters(model))]
+
+
+def test_a_gradient_needs_a_trainable_parameter_of_its_shape_and_dtype():
+    model = Pair()
+    record = GradientsRecord({"a": tensor(shape=(2,)), "b": tensor(shape=(1, 2)), "c": tensor(shape=(2,))})
+    assert findings(record, model) == [
+        (ContractMismatch, "gradient.b", (2,)), (ContractMismatch, "gradient.c", "absent"),
+    ]  # fmt: skip
+    model.a.requires_grad_(False)
+    assert findings(GradientsRecord({"a": tensor(shape=(2,))}), model) == [
+        (ContractMismatch, "gradient.a", "frozen")
+    ]
+
+
+def test_a_gradient_of_a_dtype_that_torch_would_not_assign_is_a_finding():
+    model = Pair(torch.bfloat16)
+    record = GradientsRecord({"a": tensor(shape=(2,))})
+    assert findings(record, model) == [(ContractMismatch, "gradient.a", torch.bfloat16)]
+    model.a.grad_dtype = torch.float32
+    assert findings(record, model) == []
+    model.a.grad_dtype = None
+    assert findings(record, model) == []
+
+
+def test_a_parameter_cast_under_its_gradient_is_refused_before_anything_is_written():
+    model = nn.Linear(2, 2)
+    model.weight.grad = torch.ones(2, 2)
+    model.weight.data = model.weight.data.to(torch.bfloat16)
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), rng=None)
+    with pytest.raises(ContractMismatch, match="does not take"):
+        training.restore(training.capture())
+
+
+def test_an_accumulators_sums_are_named_by_parameter():
+    model = Pair(torch.bfloat16)
+    window = WeightedAccumulator(model, microbatches=3, loss_scale=2.0)
+    model.give(1, 2)
+    window.add_sum(5)
+    record = capture_window(window, parameters(model))
+    assert record.state == window.window_state()
+    assert list(record.sums.tensors) == ["a", "b"]
+    assert record.sums.tensors["a"].dtype is torch.float32
+    window.add_sum(1)
+    other = WeightedAccumulator(model, microbatches=3, loss_scale=2.0)
+    assert list(check_window(record, other, parameters(model))) == []
+    write(plan_window(record, other, parameters(model)))
+    assert other.window_state() == record.state
+    assert [total.tolist() for _, total in other.sums()] == [[1, 1], [2, 2]]
+
+
+def test_an_accumulator_over_another_model_is_refused():
+    model, other = Pair(), Pair()
+    window = GradientAccumulator(other)
+    other.give(1)
+    window.add()
+    with pytest.raises(PendingGradientError, match="no registered module"):
+        capture_window(window, parameters(model))
+
+
+def test_a_window_of_other_terms_and_sums_that_do_not_fit_are_all_reported():
+    model = Pair()
+    window = WeightedAccumulator(model)
+    model.give(1, 2)
+    window.add_sum(5)
+    record = capture_window(window, parameters(model))
+    smaller = {"a": nn.Parameter(torch.zeros(3))}
+    codes = [item.code for item in check_window(record, GradientAccumulator(model), smaller)]
+    assert codes == ["window.kind", "window.a", "window.b"]
