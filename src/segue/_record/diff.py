@@ -120,7 +120,9 @@ def _tensor(section: str, path: str, left: CapturedTensor, right: CapturedTensor
         )
     first = int(differing[0])
     before, after = left.to_host().reshape(-1), right.to_host().reshape(-1)
-    absolute, ulps = _distance(before[differing], after[differing])
+    # By bytes: float4_e2m1fn_x2 can't be indexed (torch 2.13).
+    changed = [torch.from_numpy(side[differing].reshape(-1)).view(left.dtype) for side in (ours, theirs)]
+    absolute, ulps = _distance(*changed)
     return Difference(
         section, path, _element(before, first), _element(after, first), left.num_elements, int(differing.size),
         tuple(int(index) for index in np.unravel_index(first, left.shape)), absolute, ulps,

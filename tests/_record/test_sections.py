@@ -1,0 +1,38 @@
+"""A module record is what its contract says, or it is refused when it is made."""
+
+import dataclasses
+
+import pytest
+
+from segue._record.contract import TrainableContract
+from segue._record.sections import ModuleRecord
+from segue.errors import InvalidRecord
+from tests._store.records import module, tensor
+
+MADE = module({"w": tensor(), "gone": None})
+
+
+def test_a_tensor_that_the_contract_does_not_know_is_refused():
+    with pytest.raises(InvalidRecord, match="other names"):
+        ModuleRecord({**MADE.tensors, "more": tensor()}, {}, MADE.contract)
+    with pytest.raises(InvalidRecord, match="other names"):
+        ModuleRecord({"w": tensor()}, {}, MADE.contract)
+
+
+@pytest.mark.parametrize(
+    "odd", [tensor("int32"), tensor(shape=(3, 2)), tensor(strides=(1, 2)), tensor(device="cuda:0"), None]
+)
+def test_a_tensor_that_is_not_what_the_contract_says_is_refused(odd):
+    with pytest.raises(InvalidRecord, match="contract says") as caught:
+        ModuleRecord({**MADE.tensors, "w": odd}, {}, MADE.contract)
+    assert caught.value.where == "w"
+
+
+def test_a_tensor_where_the_contract_says_none_is_refused():
+    with pytest.raises(InvalidRecord):
+        ModuleRecord({**MADE.tensors, "gone": tensor()}, {}, MADE.contract)
+
+
+def test_values_are_not_part_of_the_contract():
+    other = dataclasses.replace(MADE, tensors={**MADE.tensors, "w": tensor(seed=5)})
+    assert isinstance(other.contract, TrainableContract)
