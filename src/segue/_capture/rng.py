@@ -43,9 +43,15 @@ class RngStreams:
                 attempt(record[name])
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
                 yield _stream_finding(name, f"the state of a random stream does not fit here: {error}")
-        for name in record.get("accelerators", {}):
-            if not _exists(torch.device(name)):
-                yield _stream_finding(name, "a random stream of the record does not exist here")
+        states = record.get("accelerators")
+        if type(states) is not dict:
+            yield _stream_finding("accelerators", "the record has no table of accelerators")
+            return
+        for name, state in states.items():
+            if not _exists(name):
+                yield _stream_finding(str(name), "a random stream of the record does not exist here")
+            elif not isinstance(state, CapturedTensor) or state.dtype is not torch.uint8:
+                yield _stream_finding(name, "the state of a random stream is none")
 
     def plan(self, record: Mapping[str, Any]) -> list[Write]:
         """Plan to set every stream."""
@@ -99,9 +105,15 @@ def _accelerator_states() -> Iterator[tuple[torch.device, torch.Tensor]]:
             yield torch.device("xpu", index), torch.xpu.get_rng_state(index)
 
 
-def _exists(device: torch.device) -> bool:
-    module = getattr(torch, device.type, None)
-    return module is not None and bool(module.is_available()) and (device.index or 0) < module.device_count()
+def _exists(name: Any) -> bool:
+    try:
+        device = torch.device(name) if type(name) is str else None
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cuda", "mps", "xpu"):
+        return False
+    module = getattr(torch, device.type)
+    return bool(module.is_available()) and (device.index or 0) < module.device_count()
 
 
 def _restore(record: Mapping[str, Any]) -> None:

@@ -1,0 +1,116 @@
+"""How many optimizer steps a schedule has not answered."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, lr_scheduler
+
+from segue import Training
+from segue._capture.clock import ScheduleClock
+from segue.errors import ScheduleWarning
+
+
+def pair():
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    return optimizer, lr_scheduler.StepLR(optimizer, 2)
+
+
+def test_steps_are_counted_until_the_schedule_moves():
+    optimizer, scheduler = pair()
+    clock = ScheduleClock({"s": scheduler})
+    assert (clock.outstanding("s"), clock.usual("s")) == (0, None)
+    for _ in range(3):
+        optimizer.step()
+    assert (clock.outstanding("s"), clock.usual("s")) == (3, None)
+    scheduler.step()
+    assert (clock.outstanding("s"), clock.usual("s")) == (0, 3)
+
+
+def test_it_is_due_when_the_usual_number_of_steps_has_passed():
+    optimizer, scheduler = pair()
+    clock = ScheduleClock({"s": scheduler})
+    for _ in range(2):
+        optimizer.step()
+    assert not clock.is_due("s")
+    scheduler.step()
+    optimizer.step()
+    assert not clock.is_due("s")
+    optimizer.step()
+    assert clock.is_due("s")
+
+
+def test_a_move_without_a_step_says_nothing_about_the_pattern():
+    optimizer, scheduler = pair()
+    clock = ScheduleClock({"s": scheduler})
+    optimizer.step()
+    scheduler.step()
+    scheduler.step()
+    assert clock.usual("s") == 1
+
+
+def test_only_its_own_optimizer_counts():
+    (one, first), (other, second) = pair(), pair()
+    clock = ScheduleClock({"a": first, "b": second})
+    one.step()
+    assert (clock.outstanding("a"), clock.outstanding("b")) == (1, 0)
+    other.step()
+    assert (clock.outstanding("a"), clock.outstanding("b")) == (1, 1)
+
+
+def test_two_schedules_of_one_optimizer_count_each_step_once():
+    optimizer, first = pair()
+    second = lr_scheduler.ReduceLROnPlateau(optimizer)
+    clock = ScheduleClock({"a": first, "b": second})
+    optimizer.step()
+    first.step()
+    optimizer.step()
+    second.step(1.0)
+    assert (clock.outstanding("a"), clock.outstanding("b")) == (1, 0)
+    assert (clock.usual("a"), clock.usual("b")) == (1, 2)
+
+
+def test_a_nested_schedule_moves_with_its_children():
+    optimizer, _ = pair()
+    scheduler = lr_scheduler.ChainedScheduler([lr_scheduler.ExponentialLR(optimizer, 0.9)])
+    clock = ScheduleClock({"s": scheduler})
+    optimizer.step()
+    scheduler.step()
+    assert (clock.outstanding("s"), clock.usual("s")) == (0, 1)
+
+
+def test_it_goes_on_counting_from_a_record():
+    optimizer, scheduler = pair()
+    clock = ScheduleClock({"s": scheduler})
+    clock.restore("s", 1, 2)
+    assert not clock.is_due("s")
+    optimizer.step()
+    assert clock.is_due("s")
+
+
+def test_the_hook_does_not_keep_the_clock_alive():
+    optimizer, scheduler = pair()
+    clock = ScheduleClock({"s": scheduler})
+    gone = weakref.ref(clock)
+    del clock
+    gc.collect()
+    assert gone() is None
+    optimizer.step()
+
+
+def test_a_capture_while_a_schedule_is_due_warns_and_names_it():
+    model = nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    training = Training(model, optimizer, {"main": scheduler}, rng=None)
+    optimizer.step()
+    training.capture()
+    scheduler.step()
+    optimizer.step()
+    with pytest.warns(ScheduleWarning, match=r"scheduler\.main is due"):
+        record = training.capture()
+    assert (record.schedulers["main"].outstanding_steps, record.schedulers["main"].usual_steps) == (1, 1)
+    scheduler.step()
+    training.capture()
