@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue._capture.staging import capture_tensor, class_name, type_name
+from segue._capture.staging import capture_tensor, class_name, is_of_class, type_name
 from segue._record.tensors import DTYPES, empty_like_captured, fill, needs_scratch, read_bytes, same_bits
 from segue.errors import UnsupportedState
 from tests._capture.zoo import layouts, logical_bytes, of_dtype
@@ -144,3 +144,14 @@ def test_parameters_and_buffers_are_plain_tensors():
 
 def test_classes_are_named_in_full():
     assert type_name(nn.Linear(1, 1)) == class_name(nn.Linear) == "torch.nn.modules.linear.Linear"
+
+
+class Own:
+    pass
+
+
+def test_a_class_of_the_program_is_the_same_when_it_is_run_as_a_script():
+    assert is_of_class(Own(), f"{__name__}.Own")
+    assert is_of_class(Own(), "__main__.Own")
+    assert not is_of_class(Own(), "__main__.Other")
+    assert not is_of_class(Own(), "elsewhere.Own")

@@ -13,13 +13,15 @@ import types
 from typing import Any
 
 from segue._capture.plain import freeze
-from segue._capture.staging import class_name, type_name
+from segue._capture.staging import class_name
 from segue._record.tree import encode, thaw
 from segue.errors import UnsupportedState
 
 
 def fingerprint(function: Any, where: str) -> dict[str, Any]:
     """Describe a callable so that another one gets another description.
+
+    The module is left out: it is `__main__` or not, depending on how a program is started.
 
     Raises:
         UnsupportedState: If it may hold state that can't be seen.
@@ -41,7 +43,7 @@ def fingerprint(function: Any, where: str) -> dict[str, Any]:
             "a bound method hides the state of its object", where=where, found=str(function.__qualname__),
             hint="use an object with `__call__`: its attributes are captured",
         )  # fmt: skip
-    return {"class": type_name(function)}
+    return {"class": type(function).__qualname__}
 
 
 def _function(function: types.FunctionType, where: str) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def _function(function: types.FunctionType, where: str) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         closure[name] = _closed_over(cell, f"{where} closed-over {name}")
     return {
-        "function": f"{function.__module__}.{function.__qualname__}",
+        "function": function.__qualname__,
         "code": _code_digest(function.__code__),
         "defaults": freeze(list(function.__defaults__ or ()), f"{where} defaults"),
         "keyword_defaults": freeze(dict(function.__kwdefaults__ or {}), f"{where} keyword defaults"),

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from segue._capture.module import capture_module, check_module, plan_module
 from segue._capture.plain import freeze
 from segue._capture.scheduler import is_scheduler
-from segue._capture.staging import class_name, type_name
+from segue._capture.staging import class_name, is_of_class, type_name
 from segue._capture.writes import Write
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
@@ -127,7 +127,7 @@ def refuse_scaler_in_flight(value: object, scope: str) -> None:
 def check_component(record: ComponentRecord, value: Any, name: str) -> Iterator[Finding]:
     """Yield what keeps the record from fitting this object, as far as its kind can tell."""
     scope = f"component.{name}"
-    if record.class_name != type_name(value):
+    if not is_of_class(value, record.class_name):
         yield Finding(
             ComponentMismatch,
             f"{scope}.class",

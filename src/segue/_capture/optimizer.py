@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from segue._capture.plain import freeze
-from segue._capture.staging import type_name
+from segue._capture.staging import is_of_class, type_name
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
 from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
@@ -178,7 +178,7 @@ def check_optimizer(
 ) -> Iterator[Finding]:
     """Yield what differs: class, groups, members, order, and options that the program asked for."""
     refuse_unsupported_optimizer(optimizer, scope)
-    if record.class_name != type_name(optimizer):
+    if not is_of_class(optimizer, record.class_name):
         yield _finding(
             scope, "class", "another class of optimizer", scope, record.class_name, type_name(optimizer)
         )

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from segue._capture.callables import callable_state, fingerprint, restore_callable_state
 from segue._capture.plain import freeze
-from segue._capture.staging import type_name
+from segue._capture.staging import is_of_class, type_name
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.sections import SchedulerRecord
 from segue._record.tree import same, thaw
@@ -135,7 +135,7 @@ def check_scheduler(
     record: SchedulerRecord, scheduler: LRScheduler, optimizer_names: Mapping[int, str], scope: str
 ) -> Iterator[Finding]:
     """Yield what differs: class, driven optimizer, nesting, configuration, callables."""
-    if record.class_name != type_name(scheduler):
+    if not is_of_class(scheduler, record.class_name):
         yield _finding(
             scope, "class", "another class of scheduler", scope, record.class_name, type_name(scheduler)
         )

@@ -33,6 +33,20 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def is_of_class(value: object, name: str) -> bool:
+    """Tell whether an object is of the class that a record names.
+
+    A program's own classes are in `__main__` when it is run as a script, and in a module when it is imported or run
+    with `-m`; so there the module is not compared.
+    """
+    cls = type(value)
+    if class_name(cls) == name:
+        return True
+    main = "__main__."
+    in_main = cls.__module__ == "__main__" or name.startswith(main)
+    return in_main and (name == main + cls.__qualname__ or name.endswith(f".{cls.__qualname__}"))
+
+
 def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
     """Copy a tensor's logical bytes, with its dtype, shape, strides and device.
 

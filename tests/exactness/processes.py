@@ -1,0 +1,43 @@
+"""New processes for the price of a fork: from a server that has imported torch and segue and has one thread.
+
+`fresh` starts a whole interpreter instead, with another hash seed.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.exactness.trainings import Plan, carry_out
+
+ROOT = Path(__file__).resolve().parents[2]
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.exactness.trainings"])
+
+
+def forked(plan: Plan) -> int:
+    """Carry out a plan in a new process; return its exit code."""
+    process = _context.Process(target=carry_out, args=(plan,))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, "the process hangs"
+    return process.exitcode
+
+
+def fresh(plan: Plan, hash_seed: int) -> int:
+    """Carry out a plan in a new interpreter; return its exit code."""
+    command = [sys.executable, "-W", "error", "-m", "tests.exactness.trainings", json.dumps(asdict(plan))]
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, timeout=120).returncode
+
+
+def expect_end(plan: Plan, code: int) -> None:
+    """Assert that a process ended as planned: by SIGKILL, or well."""
+    stops = plan.stop_after is not None and plan.stop_after <= plan.total
+    assert code == (-signal.SIGKILL if stops else 0)
