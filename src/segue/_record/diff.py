@@ -44,6 +44,7 @@ class RecordDiff:
 
     @property
     def identical(self) -> bool:
+        """Whether nothing differs."""
         return not self.differences
 
     @property
