@@ -25,6 +25,7 @@ from segue._session.live import LiveTraining, parameter_names
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
+    DeviceMismatch,
     Finding,
     MismatchError,
     OptimizerMismatch,
@@ -46,7 +47,10 @@ def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]
         raise UnsupportedFormat(
             "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
         )
-    return [finding for check in _CHECKS for finding in check(record, live)]
+    findings = [finding for check in _CHECKS for finding in check(record, live)]
+    return sorted(
+        findings, key=lambda finding: _FIRST.index(finding.error) if finding.error in _FIRST else len(_FIRST)
+    )
 
 
 def _check_topology(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -95,11 +99,12 @@ def _check_schedulers(record: TrainingRecord, live: LiveTraining) -> Iterator[Fi
 
 
 def _check_components(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    shares = live.shares()
     for name in sorted(record.components.keys() | live.components.keys()):
         if name not in record.components or name not in live.components:
             yield _one_sided(ComponentMismatch, "component", name, record.components, live.components)
         else:
-            yield from check_component(record.components[name], live.components[name], name)
+            yield from check_component(record.components[name], live.components[name], name, shares.get(name))
 
 
 def _check_streams(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -116,6 +121,10 @@ _CHECKS = (
     _check_topology, _check_model, _check_optimizers, _check_pending, _check_schedulers, _check_components,
     _check_streams,
 )  # fmt: skip
+
+
+# Whatever part they concern: on other processes or devices nothing else means much.
+_FIRST: tuple[type[MismatchError], ...] = (TopologyMismatch, DeviceMismatch)
 
 
 def _one_sided(error: type[MismatchError], kind: str, name: str, record: Any, live: Any) -> Finding:

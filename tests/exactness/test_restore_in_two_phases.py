@@ -1,0 +1,257 @@
+"""Everything that can refuse refuses before the first write; then writes go in a fixed order, streams last."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import segue
+from segue.errors import (
+    ComponentMismatch,
+    ContractMismatch,
+    CorruptCheckpoint,
+    DeviceMismatch,
+    MismatchError,
+    RestoreInterrupted,
+)
+from tests.exactness.live import everything
+from tests.exactness.trainings import MODES, Run, seed
+
+MODE = MODES["adamw-foreach-fp32"]
+
+
+def trained(number_of_seed=1, microbatches=6):
+    seed(number_of_seed)
+    run = Run(MODE)
+    for number in range(microbatches):
+        run.microbatch(number)
+    return run
+
+
+def with_components(run, **components):
+    run.training = segue.Training(
+        run.net,
+        run.optimizer,
+        run.scheduler,
+        accumulator=run.window,
+        components={"ema": run.ema, **components},
+    )
+    return run
+
+
+class Stubborn:
+    """An object with state that refuses to load when told so."""
+
+    def __init__(self, value, log=None, refuses=False):
+        self.value, self.log, self.refuses = value, log if log is not None else [], refuses
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+        self.log.append(self.value)
+        torch.rand(1)  # user code may draw; the streams are restored after it, and put back when it refuses
+        if self.refuses and self.value != "before":
+            raise ValueError("no")
+
+
+def test_all_differences_are_reported_together_in_the_order_of_the_checks():
+    record = trained().training.capture()
+    run = trained(2)
+    run.net.register_buffer("more", torch.zeros(1))
+    run.net.mix.weight.requires_grad_(False)
+    run.optimizer.param_groups[0]["weight_decay"] = 0.5
+    run.optimizer = type(run.optimizer)(run.net.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 3)
+    window = segue.GradientAccumulator(run.net)
+    training = segue.Training(
+        run.net, run.optimizer, scheduler, accumulator=window, components={"x": Stubborn(1)}, rng=None
+    )
+    with pytest.raises(MismatchError) as caught:
+        training.restore(record)
+    kinds = [finding.code.split(".")[0] for finding in caught.value.findings]
+    order = ["model", "optimizer", "gradient", "window", "scheduler", "component", "streams"]
+    assert [kind for kind in order if kind in kinds] == list(dict.fromkeys(kinds))
+    codes = [finding.code for finding in caught.value.findings]
+    for code in ("model.extra.more", "model.requires_grad.mix.weight", "optimizer.optimizer.groups", "window.kind",
+                 "scheduler.scheduler.class", "component.ema", "component.x", "streams"):  # fmt: skip
+        assert code in codes
+    assert isinstance(caught.value, ContractMismatch)
+    assert all(code in str(caught.value) for code in codes[:20])
+
+
+def test_the_device_comes_first():
+    run = trained()
+    record = run.training.capture().with_device("cuda:0")
+    run.net.mix.weight.requires_grad_(False)
+    before = everything(run)
+    with pytest.raises(DeviceMismatch) as caught:
+        run.training.restore(record)
+    assert everything(run) == before
+    errors = [finding.error for finding in caught.value.findings]
+    assert errors == sorted(errors, key=lambda error: error is not DeviceMismatch)
+    assert errors[-1] is ContractMismatch
+
+
+def test_a_component_that_refuses_is_put_back_and_nothing_else_was_touched():
+    record = with_components(trained(), a=Stubborn("captured"), b=Stubborn("captured")).training.capture()
+    log = []
+    run = with_components(
+        trained(2, microbatches=5), a=Stubborn("before", log), b=Stubborn("before", log, refuses=True)
+    )
+    before = everything(run)
+    with pytest.raises(ComponentMismatch, match=r"component\.b") as caught:
+        run.training.restore(record)
+    assert everything(run) == before
+    assert log == ["captured", "captured", "before", "before"]
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_component_that_can_not_be_put_back_interrupts():
+    class Broken(Stubborn):
+        def load_state_dict(self, state):
+            self.value = "broken"
+            raise ValueError("no")
+
+    record = with_components(trained(), a=Broken("captured")).training.capture()
+    run = with_components(trained(2), a=Broken("before"))
+    with pytest.raises(RestoreInterrupted, match="rebuild"):
+        run.training.restore(record)
+
+
+def test_a_component_that_changes_the_model_is_refused_by_the_second_contract_check():
+    class Freezes(Stubborn):
+        def load_state_dict(self, state):
+            self.value = state["value"]
+            self.net.mix.weight.requires_grad_(self.value == "before")
+
+    def made(run, value):
+        component = Freezes(value)
+        component.net = run.net
+        return with_components(run, a=component)
+
+    record = made(trained(), "captured").training.capture()
+    run = made(trained(2), "before")
+    before = everything(run)
+    with pytest.raises(ContractMismatch, match="newly frozen"):
+        run.training.restore(record)
+    assert everything(run) == before
+
+
+def test_components_come_before_tensors_and_streams_come_last():
+    order = []
+
+    class Spy:
+        def capture(self):
+            return {}
+
+        def check(self, state):
+            order.append(("check", net.weight.detach().clone().sum().item()))
+            return []
+
+        def restore(self, state):
+            order.append(("restore", net.weight.detach().clone().sum().item()))
+            torch.rand(3)
+
+    def made():
+        net = nn.Linear(2, 2)
+        return net, segue.Training(net, torch.optim.SGD(net.parameters(), lr=0.1), components={"spy": Spy()})
+
+    seed(1)
+    net, training = made()
+    record = training.capture()
+    expected = torch.rand(4)
+    seed(2)
+    net, training = made()
+    own = net.weight.detach().sum().item()
+    training.restore(record)
+    assert order == [("check", own), ("restore", own)]
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_damaged_bytes_are_found_before_anything_is_written(tmp_path):
+    path = tmp_path / "checkpoint"
+    segue.save(trained().training.capture(), path)
+    record = segue.load(path)
+    file = path / "training.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    os.chmod(file, 0o600)
+    file.write_bytes(data)
+    run = trained(2)
+    before = everything(run)
+    with pytest.raises(CorruptCheckpoint, match=r"training\.safetensors"):
+        run.training.restore(record)
+    assert everything(run) == before
+
+
+def test_bytes_that_change_after_they_were_verified_interrupt_the_restore(tmp_path):
+    path = tmp_path / "checkpoint"
+
+    class Vandal:
+        def capture(self):
+            return {}
+
+        def check(self, state):
+            return []
+
+        def restore(self, state):
+            for name in ("model.safetensors", "training.safetensors"):
+                os.truncate(path / name, 100)
+
+    segue.save(with_components(trained(), a=Vandal()).training.capture(), path)
+    run = with_components(trained(2), a=Vandal())
+    with pytest.raises(RestoreInterrupted, match="rebuild"):
+        run.training.restore(segue.load(path))
+
+
+def test_an_exception_in_mid_window_then_resume_in_the_same_process_equals_the_uninterrupted_run(tmp_path):
+    def loop(run, checkpointer, state, fails_at=None):
+        for number in range(state["microbatch"], 14):
+            state["losses"].append(run.microbatch(number))
+            if number == fails_at:
+                raise KeyError("a bug")
+            state["microbatch"] += 1
+            checkpointer.save_if_due(state)
+        return state
+
+    def start():
+        return {"microbatch": 0, "losses": []}
+
+    seed(1)
+    reference = Run(MODE)
+    with segue.Checkpointer(reference.training, tmp_path / "reference") as checkpointer:
+        expected = loop(reference, checkpointer, checkpointer.resume(default=start()))
+    expected_record = reference.training.capture()
+
+    seed(1)
+    run = Run(MODE)
+    with segue.Checkpointer(run.training, tmp_path / "run", every_microbatches=3) as checkpointer:
+        with pytest.raises(KeyError):
+            loop(run, checkpointer, checkpointer.resume(default=start()), fails_at=10)
+        torch.rand(5)  # whatever the handler does
+        state = loop(run, checkpointer, checkpointer.resume(default=start()))
+    assert state == expected
+    assert segue.diff(expected_record, run.training.capture()).identical
+
+
+def test_objects_keep_their_identity():
+    run = trained()
+    record = run.training.capture()
+    for number in range(6, 9):
+        run.microbatch(number)
+    before = identities(run)
+    run.training.restore(record)
+    assert identities(run) == before
+    assert segue.diff(record, run.training.capture()).identical
+
+
+def identities(run):
+    return {
+        "parameters": [(id(p), p.data_ptr()) for p in run.net.parameters()],
+        "groups": [id(group) for group in run.optimizer.param_groups],
+        "state": id(run.optimizer.state),
+        "slots": {id(p): [id(t) for t in slots.values()] for p, slots in run.optimizer.state.items()},
+    }
