@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from segue._record.contract import TrainableContract
-from segue._record.sections import ModuleRecord
+from segue._record.sections import ComponentRecord, ModuleRecord
 from segue.errors import InvalidRecord
 from tests._store.records import module, tensor
 
@@ -36,3 +36,19 @@ def test_a_tensor_where_the_contract_says_none_is_refused():
 def test_values_are_not_part_of_the_contract():
     other = dataclasses.replace(MADE, tensors={**MADE.tensors, "w": tensor(seed=5)})
     assert isinstance(other.contract, TrainableContract)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [3, {}, {"shares": []}, {"shares": {"w": {}}}, {"shares": {1: {}}}, {"more": {}},
+     {"shares": {"w": {"with": ["model", "w"], "offset": 0, "same": True}}},
+     {"shares": {"w": {"with": ("model", 1), "offset": 0, "same": True}}}],
+    ids=repr,
+)  # fmt: skip
+def test_a_module_that_shares_in_another_form_is_refused(tree):
+    with pytest.raises(InvalidRecord, match="shares"):
+        ComponentRecord("module", "torch.nn.Linear", MADE, tree)
+
+
+def test_the_tree_of_any_other_component_is_its_own_affair():
+    assert ComponentRecord("component", "Data", None, {"shares": 3}).tree == {"shares": 3}

@@ -23,7 +23,14 @@ from segue._capture.staging import class_name, is_of_class, type_name
 from segue._capture.writes import Write
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
-from segue.errors import ComponentMismatch, Finding, NotAtBoundary, RestoreInterrupted, UnsupportedState
+from segue.errors import (
+    ComponentMismatch,
+    ContractMismatch,
+    Finding,
+    NotAtBoundary,
+    RestoreInterrupted,
+    UnsupportedState,
+)
 
 STREAMS_NAME = "rng"
 """The component of this name stands in for the global random streams."""
@@ -92,8 +99,13 @@ def _loader_hint(loader: DataLoader[Any]) -> str:
     )
 
 
-def capture_component(value: Any, name: str) -> ComponentRecord:
+def capture_component(value: Any, name: str, shares: Any = None) -> ComponentRecord:
     """Copy the state of a registered object.
+
+    Args:
+        value: The object.
+        name: Its name.
+        shares: What it shares with other modules, as from `shared_between`; `None` for nothing.
 
     Raises:
         UnsupportedState: If part of it can't be kept.
@@ -101,7 +113,7 @@ def capture_component(value: Any, name: str) -> ComponentRecord:
     """
     kind, scope = kind_of(value, name), f"component.{name}"
     if kind == "module":
-        return ComponentRecord(kind, type_name(value), capture_module(value, scope), None)
+        return ComponentRecord(kind, type_name(value), capture_module(value, scope), shares)
     refuse_scaler_in_flight(value, scope)
     return ComponentRecord(kind, type_name(value), None, _state(value, kind, scope))
 
@@ -124,7 +136,7 @@ def refuse_scaler_in_flight(value: object, scope: str) -> None:
                                 hint="save after `scaler.update()`")  # fmt: skip
 
 
-def check_component(record: ComponentRecord, value: Any, name: str) -> Iterator[Finding]:
+def check_component(record: ComponentRecord, value: Any, name: str, shares: Any = None) -> Iterator[Finding]:
     """Yield what keeps the record from fitting this object, as far as its kind can tell."""
     scope = f"component.{name}"
     if not is_of_class(value, record.class_name):
@@ -139,9 +151,20 @@ def check_component(record: ComponentRecord, value: Any, name: str) -> Iterator[
         return
     if record.module is not None and isinstance(value, nn.Module):
         yield from check_module(record.module, value, scope)
+        if not same(record.tree, shares):
+            yield Finding(
+                ContractMismatch, f"{scope}.shared", "it shares memory with other modules differently", scope,
+                _shown_shares(record.tree), _shown_shares(shares), "build the modules with the same ties as when it was captured",
+            )  # fmt: skip
     elif record.kind == "component":
         for clause in value.check(thaw(record.tree)) or ():
             yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)
+
+
+def _shown_shares(tree: Any) -> Any:
+    if tree is None:
+        return "nothing"
+    return {name: "/".join(share["with"]) for name, share in tree["shares"].items()}
 
 
 def plan_component_module(record: ComponentRecord, value: nn.Module, name: str) -> list[Write]:

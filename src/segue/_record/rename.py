@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from segue._record.contract import Sharing, TrainableContract
 from segue._record.gradients import GradientsRecord
-from segue._record.sections import ModuleRecord, OptimizerRecord
+from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
 from segue.errors import InvalidRecord
 
@@ -36,6 +36,7 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
         record,
         model=_module(record.model, names, table),
         optimizers={name: _optimizer(optimizer, table) for name, optimizer in record.optimizers.items()},
+        components={name: _component(component, table) for name, component in record.components.items()},
         gradients=_gradients(record.gradients, table),
         window=None
         if record.window is None
@@ -97,6 +98,18 @@ def _optimizer(record: OptimizerRecord, table: Mapping[str, str]) -> OptimizerRe
     return replace(
         record, groups=groups, state={table.get(name, name): slots for name, slots in record.state.items()}
     )
+
+
+def _component(record: ComponentRecord, table: Mapping[str, str]) -> ComponentRecord:
+    """Rename what a component shares with the model."""
+    if record.module is None or record.tree is None:
+        return record
+    shares = {
+        own: {**share, "with": (scope, table.get(name, name) if scope == "model" else name)}
+        for own, share in record.tree["shares"].items()
+        for scope, name in [share["with"]]
+    }
+    return replace(record, tree={"shares": shares})
 
 
 def _gradients(record: GradientsRecord, table: Mapping[str, str]) -> GradientsRecord:

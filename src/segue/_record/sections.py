@@ -97,4 +97,28 @@ class ComponentRecord:
     module: ModuleRecord | None
     """The state of a component that is a module."""
     tree: Any
-    """The state of any other."""
+    """The state of any other; of a module, what it shares with other modules, or `None`."""
+
+    def __post_init__(self) -> None:
+        """Refuse a module whose sharing is not told as capture tells it: check and rename read it."""
+        if self.module is not None and self.tree is not None and not _tells_shares(self.tree):
+            raise InvalidRecord("what a module shares is not told", code="record.shares", found=self.tree)
+
+
+def _tells_shares(tree: Any) -> bool:
+    return (
+        type(tree) is dict
+        and tree.keys() == {"shares"}
+        and type(tree["shares"]) is dict
+        and all(type(name) is str and _is_share(share) for name, share in tree["shares"].items())
+    )
+
+
+def _is_share(share: Any) -> bool:
+    return (
+        type(share) is dict
+        and share.keys() == {"with", "offset", "same"}
+        and type(share["with"]) is tuple
+        and len(share["with"]) == 2
+        and all(type(part) is str for part in share["with"])
+    )

@@ -15,6 +15,7 @@ from segue._capture.gradients import PendingSource
 from segue._capture.naming import named_tensors
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import is_scheduler
+from segue._capture.sharing import shared_between
 from segue._capture.staging import type_name
 from segue.errors import TiedParameterConflict, UnsupportedState
 
@@ -39,6 +40,15 @@ class LiveTraining:
             if isinstance(value, nn.Module):
                 found[f"{name}/"] = value
         return found
+
+    def shares(self) -> dict[str, Any]:
+        """Return what each component that is a module shares with the model or a component before it, by name."""
+        names = sorted(name for name, value in self.components.items() if isinstance(value, nn.Module))
+        if not names:
+            return {}
+        modules = {"model": self.model, **{f"component.{name}": self.components[name] for name in names}}
+        found = shared_between(modules)
+        return {name: found[f"component.{name}"] for name in names}
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the distinct parameters of all registered modules by canonical name.

@@ -138,9 +138,11 @@ class Training:
         self._warn_of_due_schedules()
         parameters = live.parameters()
         names = parameter_names(parameters)
+        shares = live.shares()
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
         components = {
-            name: capture_component(live.components[name], name) for name in streams_last(live.components)
+            name: capture_component(live.components[name], name, shares.get(name))
+            for name in streams_last(live.components)
         }
         streams = None if live.rng is None else live.rng.capture()
         return TrainingRecord(
