@@ -25,9 +25,9 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
     """
     if not names:
         return record
-    known = {*record.model.contract.tensors, *record.model.training, *_aliases(record.model.contract)}
-    for old in names:
-        if not any(name == old or name.startswith(f"{old}.") for name in known):
+    for old, new in names.items():
+        # A program keeps its entry after the first resume; the records it writes then have the new name already.
+        if not (is_known(record, old) or is_known(record, new)):
             raise InvalidRecord(
                 "nothing in the record has this name", code="rename.unknown", where=f"rename {old}"
             )
@@ -45,6 +45,12 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
 
 
 def _is_known(name: str, known: Collection[str]) -> bool:
+    return any(other == name or other.startswith(f"{name}.") for other in known)
+
+
+def is_known(record: TrainingRecord, name: str) -> bool:
+    """Tell whether a tensor or submodule of the model has this name, or lies below it."""
+    known = [*record.model.contract.tensors, *record.model.training, *_aliases(record.model.contract)]
     return any(other == name or other.startswith(f"{name}.") for other in known)
 
 

@@ -23,7 +23,7 @@ from segue._capture.plain import freeze
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
-from segue._record.rename import renamed
+from segue._record.rename import is_known, renamed
 from segue._record.sections import SchedulerRecord
 from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
@@ -285,12 +285,13 @@ class Training:
         self, record: TrainingRecord, *, accept: Collection[str], rename: Mapping[str, str], verified: bool
     ) -> Any:
         """Restore as `restore` does, leaving out the first pass over bytes that were verified just now."""
+        effective = {old: new for old, new in rename.items() if is_known(record, old)}
         record = renamed(record, rename)
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
         RestorePlan(record, self._live, self._clock, accepted).run()
-        self._lineage = record.lineage + _acceptance(record, accepted, rename)
+        self._lineage = record.lineage + _acceptance(record, accepted, effective)
         return record.state
 
 

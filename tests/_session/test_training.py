@@ -1,0 +1,125 @@
+import asyncio
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import segue
+from segue.errors import (
+    EnvironmentMismatch,
+    EnvironmentWarning,
+    NotAtBoundary,
+    ScheduleWarning,
+    UnsupportedState,
+)
+from tests._session.small import make, step
+
+
+def test_an_awaited_capture_is_the_same_record():
+    model, optimizer, training = make()
+    step(model, optimizer)
+
+    async def capture():
+        return await training.capture_async({"n": 1})
+
+    record = asyncio.run(capture())
+    assert segue.diff(record, training.capture({"n": 1})).identical
+    assert segue.diff(record, training.capture_async({"n": 1}).result()).identical
+    with pytest.raises(UnsupportedState):
+        training.capture_async({"n": open}).result()
+
+
+def test_a_capture_inside_a_backward_is_refused():
+    model, _, training = make()
+    caught = []
+
+    def hook(gradient):
+        with pytest.raises(NotAtBoundary) as error:
+            training.capture()
+        caught.append(error.value)
+
+    model.weight.register_hook(hook)
+    model(torch.ones(1, 3)).sum().backward()
+    assert len(caught) == 1
+
+
+def test_another_environment_warns_and_is_refused_when_strict():
+    _, _, training = make()
+    record = training.capture({"n": 1})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.warns(EnvironmentWarning, match=r"environment\.num_threads"):
+            assert training.restore(record) == {"n": 1}
+        _, _, strict = make(strict=True)
+        with pytest.raises(EnvironmentMismatch, match="num_threads"):
+            strict.restore(record)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert strict.restore(record, accept=["environment.num_threads"]) == {"n": 1}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_single_code_instead_of_a_collection_is_an_error_of_its_own():
+    _, _, training = make()
+    with pytest.raises(TypeError, match=r"accept=\['a\.b'\]"):
+        training.restore(training.capture(), accept="a.b")
+
+
+def test_streams_can_be_left_out():
+    _, _, training = make(rng=None)
+    record = training.capture()
+    assert record.streams is None
+    expected = torch.rand(2, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(3)
+    training.restore(record)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_schedule_that_is_due_warns_at_capture():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    training = segue.Training(model, optimizer, scheduler)
+    for _ in range(3):
+        step(model, optimizer)
+        scheduler.step()
+        training.capture()
+    step(model, optimizer)
+    with pytest.warns(ScheduleWarning, match=r"scheduler\.scheduler is due"):
+        training.capture()
+
+
+def test_only_the_whole_model_can_be_asked_for():
+    model = nn.Linear(2, 2)
+    with pytest.raises(UnsupportedState, match="FullModel"):
+        segue.Training(model, {}, model_state="adapters")
+    segue.Training(model, {}, model_state=segue.FullModel()).capture()
+
+
+def test_a_component_named_rng_replaces_the_streams_and_comes_last():
+    order = []
+
+    class Component:
+        def __init__(self, name):
+            self.name = name
+
+        def capture(self):
+            order.append(("capture", self.name))
+            return {}
+
+        def check(self, state):
+            return None
+
+        def restore(self, state):
+            order.append(("restore", self.name))
+
+    model = nn.Linear(2, 2)
+    training = segue.Training(model, {}, components={"rng": Component("rng"), "z": Component("z")})
+    record = training.capture()
+    assert record.streams is None
+    assert order == [("capture", "z"), ("capture", "rng")]
+    training.restore(record)
+    assert [entry for entry in order if entry[0] == "restore"] == [("restore", "z"), ("restore", "rng")]
