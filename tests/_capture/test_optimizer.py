@@ -61,9 +61,6 @@ def configurations():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("cls", "options"), list(configurations()))
 def test_every_optimizer_of_torch_goes_on_with_the_same_bits(cls, options, dtype):
-    if cls.__name__ == "LBFGS" and dtype is torch.bfloat16:
-        pytest.skip("torch's line search has no bfloat16 kernel")
-
     def fresh():
         module = model(dtype=dtype)
         optimizer = cls(module.parameters(), **{"lr": 0.1, **options})
@@ -170,6 +167,50 @@ def test_state_of_the_same_layout_is_filled_in_place():
     train(module, optimizer)
     training.restore(record)
     assert optimizer.state[module.first.weight]["exp_avg"] is moment
+
+
+def overlapping(module):
+    shared = torch.zeros(4)
+    return {
+        "two slots": ({"a": shared, "b": shared}, "shared with optimizer.o state first.weight a"),
+        "overlapping views": (
+            {"a": shared[:3], "b": [shared[2:]]},
+            "shared with optimizer.o state first.weight a",
+        ),
+        "a parameter": ({"a": module.first.weight.detach()[1:]}, "shared with first.weight"),
+        "another parameter": ({"a": {"x": (module.second.weight.detach(),)}}, "shared with second.weight"),
+    }
+
+
+@pytest.mark.parametrize("kind", overlapping(model()))
+def test_slots_that_share_memory_are_refused(kind):
+    module = model()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    slots, found = overlapping(module)[kind]
+    optimizer.state[module.first.weight] = slots
+    with pytest.raises(UnsupportedState, match="shares memory") as caught:
+        capture(module, optimizer)
+    assert caught.value.found == found
+
+
+def test_one_counter_for_two_parameters_is_refused():
+    module = model()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    step = torch.tensor(1.0)
+    for parameter in module.parameters():
+        optimizer.state[parameter] = {"step": step}
+    with pytest.raises(UnsupportedState, match="shares memory"):
+        capture(module, optimizer)
+
+
+def test_slots_side_by_side_in_one_buffer_are_kept():
+    module = model()
+    optimizer = SGD(module.parameters(), lr=0.1)
+    flat = torch.arange(4.0)
+    optimizer.state[module.first.weight] = {"a": flat[:2], "b": flat[2:], "none": torch.empty(0)}
+    training = Training(module, optimizer, rng=None)
+    training.restore(training.capture())
+    assert [optimizer.state[module.first.weight][key].tolist() for key in ("a", "b")] == [[0, 1], [2, 3]]
 
 
 def test_slots_that_are_views_of_one_buffer_are_not_filled_through_each_other():

@@ -110,9 +110,9 @@ def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -
         )
     )
     members = {name for group in groups for name in group.parameters}
-    return OptimizerRecord(
-        type_name(optimizer), groups, dict(sorted(_state(optimizer, names, members, scope)))
-    )
+    state = dict(sorted(_state(optimizer, names, members, scope)))
+    _refuse_shared_state(optimizer, names, scope)
+    return OptimizerRecord(type_name(optimizer), groups, state)
 
 
 def refuse_unsupported_optimizer(optimizer: Optimizer, scope: str) -> None:
@@ -171,6 +171,52 @@ def _state(
                 found="no group",
             )
         yield name, freeze(dict(slots), f"{scope} state {name}")
+
+
+def _refuse_shared_state(optimizer: Optimizer, names: ParameterNames, scope: str) -> None:
+    """Raise `UnsupportedState` if two slots, or a slot and a parameter, are one memory: they would come back as two."""
+    spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _add_span(spans, parameter, names[id(parameter)])
+    for parameter, slots in optimizer.state.items():
+        for where, tensor in _tensors(dict(slots), f"{scope} state {names[id(parameter)]}"):
+            other = _add_span(spans, tensor, where)
+            if other is not None:
+                raise UnsupportedState(
+                    "optimizer state that shares memory is not supported yet",
+                    where=where,
+                    found=f"shared with {other}",
+                )
+
+
+def _add_span(
+    spans: dict[tuple[str, int], list[tuple[int, int, str]]], tensor: torch.Tensor, where: str
+) -> str | None:
+    """Note what memory a tensor spans, and return what spans part of it already."""
+    if tensor.numel() == 0:
+        return None
+    reach = (
+        sum(int(stride) * (int(size) - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+        + 1
+    )
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    end = start + reach * tensor.element_size()
+    known = spans.setdefault((str(tensor.device), tensor.untyped_storage().data_ptr()), [])
+    other = next((name for first, last, name in known if first < end and start < last), None)
+    known.append((start, end, where))
+    return other
+
+
+def _tensors(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors(item, f"{where} {key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors(item, f"{where}[{index}]")
 
 
 def check_optimizer(
