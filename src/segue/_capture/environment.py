@@ -67,7 +67,8 @@ def _flags() -> dict[str, Any]:
 
 def _flushes_denormals() -> bool:
     # There is a setter and no getter (torch 2.13); 1e-40 is a denormal in fp32.
-    return bool((torch.tensor(1e-30) * torch.tensor(1e-10)).item() == 0.0)
+    small = torch.tensor([1e-30, 1e-10], dtype=torch.float32, device="cpu")
+    return bool((small[0] * small[1]).item() == 0.0)
 
 
 def _accelerators() -> dict[str, Any]:

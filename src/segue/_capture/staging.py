@@ -123,6 +123,6 @@ def capture_array(array: np.ndarray[Any, Any], where: str) -> CapturedArray:
         )
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     data = np.frombuffer(array.tobytes("F" if fortran else "C"), dtype=np.uint8)
-    owned = torch.empty(data.size, dtype=torch.uint8)
+    owned = torch.empty(data.size, dtype=torch.uint8, device="cpu")
     owned.numpy()[:] = data
     return CapturedArray(array.dtype.str, array.shape, fortran, MemoryBytes(owned))

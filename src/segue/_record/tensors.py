@@ -97,7 +97,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def host_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous host tensor as its flat bytes, without a copy."""
     return (
-        tensor.detach().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        tensor.detach().reshape(-1).view(torch.uint8)
+        if tensor.numel()
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
 
 
@@ -200,7 +202,7 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
             torch.autograd.graph.increment_version(target)
             return
         if scratch is None:
-            scratch = torch.empty(captured.num_bytes, dtype=torch.uint8)
+            scratch = torch.empty(captured.num_bytes, dtype=torch.uint8, device="cpu")
         raw = scratch[: captured.num_bytes]
         captured.source.read_into(raw.numpy().data)
         value = raw.view(captured.dtype).view(captured.shape)

@@ -167,7 +167,7 @@ class RestorePlan:
         self._accepted = accepted
         self._writes = list(self._plan(clock))
         self._scratch = torch.empty(
-            max((write.scratch_bytes for write in self._writes), default=0), dtype=torch.uint8
+            max((write.scratch_bytes for write in self._writes), default=0), dtype=torch.uint8, device="cpu"
         )
 
     def _plan(self, clock: ScheduleClock) -> Iterator[Write]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -290,9 +291,11 @@ class Training:
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
-        RestorePlan(record, self._live, self._clock, accepted).run()
-        self._lineage = record.lineage + _acceptance(record, accepted, effective)
-        return record.state
+        # State that is allocated in inference mode could never be stepped again (torch 2.13).
+        with torch.inference_mode(False):
+            RestorePlan(record, self._live, self._clock, accepted).run()
+            self._lineage = record.lineage + _acceptance(record, accepted, effective)
+            return record.state
 
 
 def _acceptance(

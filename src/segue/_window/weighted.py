@@ -20,11 +20,11 @@ from segue.errors import WindowError
 
 def _representable(value: float, dtype: torch.dtype) -> bool:
     """Tell whether a factor is finite in double precision, and in single where sums are."""
-    return math.isfinite(value) and math.isfinite(torch.tensor(value, dtype=dtype).item())
+    return math.isfinite(value) and math.isfinite(torch.tensor(value, dtype=dtype, device="cpu").item())
 
 
 def _vanishes(value: float, dtype: torch.dtype) -> bool:
-    return value > 0 and torch.tensor(value, dtype=dtype).item() == 0
+    return value > 0 and torch.tensor(value, dtype=dtype, device="cpu").item() == 0
 
 
 class WeightedAccumulator(AccumulationWindow):
