@@ -321,3 +321,53 @@ def test_a_scheduler_that_was_replaced_is_not_found():
     scheduler = schedules.StepLR(opt, 2)
     scheduler = schedules.StepLR(opt, 2)
     Training(model, opt, scheduler, rng=None).capture()
+
+
+def capped(box):
+    return lambda epoch: min(box["cap"], 1 / (epoch + 1))
+
+
+class Capped:
+    def __init__(self, cap):
+        self.cap = cap
+
+    def __call__(self, epoch):
+        return min(self.cap, 1 / (epoch + 1))
+
+
+def test_b21_a_closure_that_moved_since_it_was_bound_is_refused_at_capture():
+    model, box = nn.Linear(1, 1), {"cap": 1.0}
+    opt = SGD(model.parameters(), lr=1.0)
+    scheduler = schedules.LambdaLR(opt, capped(box))
+    training = Training(model, opt, scheduler, rng=None)
+    training.capture()
+    box["cap"] = 0.05
+    with pytest.raises(UnsupportedState, match="has changed") as caught:
+        training.capture()
+    assert caught.value.where == "scheduler.scheduler lr_lambdas"
+    assert "__call__" in caught.value.hint
+    box["cap"] = 1.0
+    training.capture()
+
+
+def test_b21_an_object_that_moved_goes_on_where_it_was():
+    def fresh():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        opt = SGD(model.parameters(), lr=1.0)
+        scheduler = schedules.LambdaLR(opt, Capped(1.0))
+        return (model, opt, scheduler), Training(model, opt, scheduler, rng=None)
+
+    one, training = fresh()
+    advance(*one, 2)
+    one[2].lr_lambdas[0].cap = 0.05
+    advance(*one, 2)
+    other, resumed = fresh()
+    resumed.restore(training.capture())
+    assert advance(*other, 3) == advance(*one, 3)
+
+
+def test_b21_a_program_whose_closure_differs_is_refused_and_can_be_accepted():
+    one, other = (schedules.LambdaLR(optimizer(1.0), capped({"cap": cap})) for cap in (1.0, 0.5))
+    found = list(check_scheduler(captured(one), other, {id(other.optimizer): "main"}, "scheduler.s"))
+    assert [(item.code, item.admissible) for item in found] == [("scheduler.s.lr_lambdas", True)]

@@ -113,13 +113,14 @@ def capture_scheduler(
     """Copy a scheduler's position and configuration, nested ones included.
 
     Raises:
-        UnsupportedState: If an attribute or a callable can't be kept.
+        UnsupportedState: If an attribute or a callable can't be kept, or a function has changed since it was bound.
     """
     nested = tuple(
         capture_scheduler(child, optimizer_name, 0, None, f"{scope}.{index}")
         for index, child in enumerate(children(scheduler))
     )
     configuration = _first_bound.get(scheduler) or _configuration(scheduler, scope)
+    _refuse_changed_functions(scheduler, configuration, scope)
     return SchedulerRecord(
         type_name(scheduler),
         optimizer_name,
@@ -129,6 +130,18 @@ def capture_scheduler(
         outstanding,
         usual,
     )
+
+
+def _refuse_changed_functions(scheduler: LRScheduler, configuration: Mapping[str, Any], scope: str) -> None:
+    """Raise if what a function closes over has moved: that is state, and a function's state can't be put back."""
+    for key, value in _attributes(scheduler).items():
+        if _is_callables(value) and key in configuration:
+            where = f"{scope} {key}"
+            if not same(configuration[key], _fingerprints(value, where)):
+                raise UnsupportedState(
+                    "a function has changed since the scheduler was bound", code="capture.changed_function", where=where,
+                    found=type_name(value), hint="use an object with `__call__`: its attributes are captured",
+                )  # fmt: skip
 
 
 def check_scheduler(

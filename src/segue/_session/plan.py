@@ -140,7 +140,7 @@ def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
     """Raise for all findings that are not accepted; return the accepted ones.
 
     Raises:
-        MismatchError: With every remaining finding, or for an entry of `accept` that admits nothing.
+        MismatchError: With every remaining finding.
     """
     admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
     refused = [finding for finding in findings if finding not in admitted]
