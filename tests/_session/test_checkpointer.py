@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import torch
 
 import segue
 from segue.errors import (
+    CheckpointExists,
     CorruptCheckpoint,
     OptimizerMismatch,
     RunLocked,
@@ -242,6 +244,17 @@ def test_a_second_process_is_refused_and_can_still_look(tmp_path):
         process.join()
 
 
+def test_a_program_that_forgot_to_resume_can_not_bury_the_old_work(tmp_path):
+    saved(tmp_path / "run", 2)
+    _, _, training = make(seed=9)
+    with segue.Checkpointer(training, tmp_path / "run", keep_last=1) as checkpointer:
+        with pytest.raises(CheckpointExists, match=r"call `resume\(\)`"):
+            checkpointer.save({"n": 1})
+        assert names(tmp_path / "run") == ["ckpt-000000001", "ckpt-000000002"]
+        assert checkpointer.resume() == {"n": 2}
+        checkpointer.save({"n": 3})
+
+
 def test_leaving_never_saves(tmp_path):
     _, _, training = make()
     with segue.Checkpointer(training, tmp_path / "run", every_seconds=3600) as checkpointer:
@@ -291,6 +304,12 @@ def test_the_writer_keeps_no_daemon_and_one_save_is_in_flight(tmp_path):
 
 @pytest.fixture
 def no_large_files():
+    with disk_full():
+        yield
+
+
+@contextlib.contextmanager
+def disk_full():
     """Let the kernel refuse files above 20 kB, as a full disk would."""
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -300,11 +319,11 @@ def no_large_files():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_keeps_the_old_one_and_leaves_nothing(tmp_path, no_large_files):
-    saved(tmp_path / "run", 1)
+def test_a_full_disk_keeps_the_old_one_and_leaves_nothing(tmp_path):
     _, _, training = make(size=20_000)
     with segue.Checkpointer(training, tmp_path / "run") as checkpointer:
-        with pytest.raises(StoreFull):
+        checkpointer.save({"n": 1})
+        with disk_full(), pytest.raises(StoreFull):
             checkpointer.save({"n": 2})
         assert checkpointer.newest().state == {"n": 1}
     assert sorted(os.listdir(tmp_path / "run")) == ["ckpt-000000001", "run.json"]

@@ -65,3 +65,44 @@ def test_a_preempted_run_saves_at_the_next_boundary_and_is_told_to_end(tmp_path,
         assert checkpointer.newest().state == {"n": 2}
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
     assert handler == []
+
+
+def test_a_flag_that_was_removed_out_of_order_passes_signals_on(handler):
+    first, second = PreemptionFlag([signal.SIGUSR1]), PreemptionFlag([signal.SIGUSR1])
+    first.install()
+    second.install()
+    first.remove()
+    second.remove()  # puts the first one's handler back, which no longer listens
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert handler == [signal.SIGUSR1]
+    assert not first.is_set
+
+
+def test_a_signal_after_the_last_boundary_is_not_swallowed(handler):
+    flag = PreemptionFlag([signal.SIGUSR1])
+    flag.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert handler == [signal.SIGUSR1]
+    flag.remove()
+    assert handler == [signal.SIGUSR1] * 2
+
+
+def test_a_forked_child_dies_of_sigterm_as_ever():
+    flag = PreemptionFlag([signal.SIGTERM])
+    flag.install()
+    try:
+        ready, ready_in_child = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(ready_in_child, b"x")
+            while True:
+                signal.pause()
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        assert not flag.is_set
+    finally:
+        flag.remove()
+        os.close(ready)
+        os.close(ready_in_child)

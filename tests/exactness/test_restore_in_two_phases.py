@@ -1,12 +1,14 @@
 """Everything that can refuse refuses before the first write; then writes go in a fixed order, streams last."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import segue
+from segue._capture.writes import ObjectWrite
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
@@ -169,6 +171,87 @@ def test_components_come_before_tensors_and_streams_come_last():
     training.restore(record)
     assert order == [("check", own), ("restore", own)]
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_component_that_writes_to_the_model_and_then_refuses_interrupts():
+    class Writes(Stubborn):
+        def load_state_dict(self, state):
+            with torch.no_grad():
+                self.net.mix.weight.zero_()
+            super().load_state_dict(state)
+
+    def made(run, value, refuses=False):
+        component = Writes(value, refuses=refuses)
+        component.net = run.net
+        return with_components(run, a=component)
+
+    record = made(trained(), "captured").training.capture()
+    run = made(trained(2), "before", refuses=True)
+    with pytest.raises(RestoreInterrupted, match="written to the model"):
+        run.training.restore(record)
+    with pytest.raises(RestoreInterrupted, match="half way"):
+        run.training.capture()
+
+
+def test_an_interrupted_restore_can_not_be_saved_but_can_be_repeated():
+    class Interrupts:
+        """Stands in the place of the streams, which are written last."""
+
+        active = True
+
+        def capture(self):
+            return {}
+
+        def check(self, record):
+            return []
+
+        def plan(self, record):
+            return [ObjectWrite("streams", self.write)]
+
+        def write(self):
+            if self.active:
+                raise KeyboardInterrupt
+
+    def made(run):
+        rng = Interrupts()
+        run.training = segue.Training(
+            run.net,
+            run.optimizer,
+            run.scheduler,
+            accumulator=run.window,
+            components={"ema": run.ema},
+            rng=rng,
+        )
+        return run, rng
+
+    reference, _ = made(trained())
+    record = reference.training.capture()
+    run, rng = made(trained(2))
+    with pytest.raises(KeyboardInterrupt):
+        run.training.restore(record)
+    with pytest.raises(RestoreInterrupted, match="half way"):
+        run.training.capture()
+    rng.active = False
+    run.training.restore(record)
+    assert segue.diff(record, run.training.capture()).identical
+
+
+def test_a_refusal_leaves_the_streams_where_reading_a_component_moved_them():
+    class Draws(Stubborn):
+        def state_dict(self):
+            torch.rand(1)
+            return super().state_dict()
+
+    record = with_components(trained(), a=Stubborn("captured")).training.capture()
+    record = replace(
+        record, components={**record.components, "a": replace(record.components["a"], class_name="x.Draws")}
+    )
+    Draws.__module__, Draws.__qualname__ = "x", "Draws"
+    run = with_components(trained(2), a=Draws("before", refuses=True))
+    before = everything(run)
+    with pytest.raises(ComponentMismatch):
+        run.training.restore(record)
+    assert everything(run) == before
 
 
 def test_damaged_bytes_are_found_before_anything_is_written(tmp_path):

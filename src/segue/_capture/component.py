@@ -201,8 +201,10 @@ class ObjectRestore:
             self._done.append(name)
             try:
                 _restorer(self._values[name], record.kind)(thaw(record.tree))
-            except Exception as error:
+            except BaseException as error:
                 self.undo(error)
+                if not isinstance(error, Exception):  # Ctrl-C
+                    raise
                 raise ComponentMismatch(
                     f"a component refused its state: {error}", code=f"component.{name}.refused",
                     where=f"component.{name}", found=type(error).__name__,

@@ -22,6 +22,7 @@ from segue._store.scan import Candidate
 from segue._store.store import DirectoryStore
 from segue._store.url import local_path
 from segue.errors import (
+    CheckpointExists,
     CheckpointNotFound,
     CorruptCheckpoint,
     IncompleteCheckpoint,
@@ -93,6 +94,7 @@ class Checkpointer:
         self._preemption = PreemptionFlag(signals)
         self._microbatch = 0
         self._resumed_from: int | None = None
+        self._has_joined = False
         self._is_open = False
         self._is_superseded = False
 
@@ -190,10 +192,12 @@ class Checkpointer:
         self._writer.settle()
         found = self._newest_verified()
         if found is None:
+            self._has_joined = True
             self._cadence.reset(0, None)
             return default
         candidate, record = found
         state = self._training.restore_verified(record, accept=accept, rename=rename or {}, verified=True)
+        self._has_joined = True
         self._resumed_from = candidate.seq
         self._microbatch = record.microbatch or 0
         self._cadence.reset(self._microbatch, record.step)
@@ -247,6 +251,7 @@ class Checkpointer:
 
         Raises:
             CaptureError: If the training can't be captured.
+            CheckpointExists: If the run has checkpoints and this checkpointer has not resumed.
             StoreError: If it can't be stored.
             SaveFailed: If the save before this one failed in the background.
         """
@@ -271,6 +276,7 @@ class Checkpointer:
 
         Raises:
             CaptureError: If the training can't be captured.
+            CheckpointExists: If the run has checkpoints and this checkpointer has not resumed.
             StoreError: If it can't be stored.
             SaveFailed: If the save before this one failed in the background.
 
@@ -285,11 +291,21 @@ class Checkpointer:
     def _save(self, state: Any, step: int | None) -> PendingSave:
         self._open()
         self._writer.settle()
+        self._refuse_to_fork()
         record = self._training.capture(state, step=step, microbatch=self._microbatch)
         self._cadence.reset(self._microbatch, step)
         if self._background:
             return self._writer.submit(lambda: self._put(record))
         return PendingSave.completed(self._put(record))
+
+    def _refuse_to_fork(self) -> None:
+        """Refuse to append one training to the run of another, and then to let retention delete that."""
+        if not self._has_joined and self._store.candidates():
+            raise CheckpointExists(
+                "this run has checkpoints that were not resumed", code="checkpointer.not_resumed", where=self.path,
+                hint="call `resume()` before the first save, or give this training a run of its own",
+            )  # fmt: skip
+        self._has_joined = True
 
     def _put(self, record: TrainingRecord) -> CheckpointInfo:
         info = self._store.put(record)

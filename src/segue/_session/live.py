@@ -70,6 +70,15 @@ class LiveTraining:
                     found[prefix + name] = item.tensor
         return found
 
+    def versions(self) -> list[int]:
+        """Return the version counters of all registered tensors, which in-place writes move."""
+        return [
+            item.tensor._version
+            for prefix, module in self.modules().items()
+            for item in named_tensors(module, prefix or "model").values()
+            if item.tensor is not None and not item.tensor.is_inference()
+        ]
+
     def optimizer_names(self) -> dict[int, str]:
         """Return the name of each optimizer by its `id`."""
         return {id(optimizer): name for name, optimizer in self.optimizers.items()}

@@ -162,8 +162,10 @@ class RestorePlan:
     ) -> None:
         self._record = record
         self._live = live
-        self._objects = ObjectRestore(dict(record.components), dict(live.components))
+        # The streams first: reading the undo copies runs code of others, which may draw.
         self._streams_before = None if live.rng is None else live.rng.capture()
+        self._objects = ObjectRestore(dict(record.components), dict(live.components))
+        self.has_written = False
         self._accepted = accepted
         self._writes = list(self._plan(clock))
         self._scratch = torch.empty(
@@ -196,14 +198,12 @@ class RestorePlan:
         Raises:
             ComponentMismatch: If a component refuses its state; everything is as it was.
             ContractMismatch: If a component changed the model while it was restored; everything is as it was.
-            RestoreInterrupted: If reading fails after writing began; the training must be rebuilt.
+            RestoreInterrupted: If reading fails after writing began, or a component wrote to the model and then
+                refused; the training must be rebuilt. `has_written` stays true then, and after any other exception
+                (Ctrl-C) that left it half written.
         """
-        try:
-            self._objects.run()
-            self._check_contract_again()
-        except MismatchError:
-            self._put_streams_back()
-            raise
+        self._restore_objects()
+        self.has_written = True
         for write in self._writes:
             try:
                 write.run(self._scratch)
@@ -212,6 +212,25 @@ class RestorePlan:
                     f"the restore broke off after it had begun to write ({error}); rebuild this training",
                     where=write.where,
                 ) from error
+        self.has_written = False
+
+    def _restore_objects(self) -> None:
+        versions = self._live.versions()
+        try:
+            self._objects.run()
+            self._check_contract_again()
+        except RestoreInterrupted:
+            self.has_written = True
+            raise
+        except BaseException as error:
+            self._put_streams_back()
+            if self._live.versions() != versions:
+                self.has_written = True
+                raise RestoreInterrupted(
+                    "a component refused its state after it had written to the model; rebuild this training",
+                    where="components",
+                ) from error
+            raise
 
     def _check_contract_again(self) -> None:
         findings = [

@@ -30,7 +30,7 @@ from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
 from segue._session.pending_capture import PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
-from segue.errors import EnvironmentWarning, ScheduleWarning, UnsupportedState
+from segue.errors import EnvironmentWarning, RestoreInterrupted, ScheduleWarning, UnsupportedState
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Training:
         self._strict = strict
         self._lineage: tuple[Any, ...] = ()
         self._searched = False
+        self._is_half_written = False
         self._bind()
 
     def _bind(self) -> None:
@@ -123,6 +124,7 @@ class Training:
             NotAtBoundary: Inside a backward, or between a scaler's `unscale_` and `update`.
             UnsupportedState: If something live has no exact representation; the message names path and type.
             PendingGradientError: If a pending gradient belongs to no trainable registered parameter.
+            RestoreInterrupted: If the last restore broke off half way.
 
         Guarantees:
             Read-only: a run that captures at every microbatch is bit for bit the run that never does.
@@ -134,6 +136,7 @@ class Training:
             No.
         """
         refuse_inside_backward()
+        self._refuse_half_written()
         live = self._live
         self._refuse_unregistered()
         self._warn_of_due_schedules()
@@ -185,6 +188,13 @@ class Training:
         driven = self._live.optimizer_names()[id(optimizer_of(scheduler))]
         outstanding, usual = self._clock.outstanding(name), self._clock.usual(name)
         return capture_scheduler(scheduler, driven, outstanding, usual, f"scheduler.{name}")
+
+    def _refuse_half_written(self) -> None:
+        if self._is_half_written:
+            raise RestoreInterrupted(
+                "a restore of this training broke off half way, so its state is no one's; restore again, or rebuild it",
+                where="training",
+            )
 
     def _refuse_unregistered(self) -> None:
         # Walking all objects takes tens of milliseconds, so once; afterwards the groups' `initial_lr` tells.
@@ -293,9 +303,17 @@ class Training:
             record.verify()
         # State that is allocated in inference mode could never be stepped again (torch 2.13).
         with torch.inference_mode(False):
-            RestorePlan(record, self._live, self._clock, accepted).run()
+            self._run(RestorePlan(record, self._live, self._clock, accepted))
             self._lineage = record.lineage + _acceptance(record, accepted, effective)
             return record.state
+
+    def _run(self, plan: RestorePlan) -> None:
+        try:
+            plan.run()
+        except BaseException:
+            self._is_half_written = self._is_half_written or plan.has_written
+            raise
+        self._is_half_written = False
 
 
 def _acceptance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -89,6 +90,12 @@ class BackgroundWriter:
         Raises:
             SaveFailed: If it failed; raised once.
         """
-        current, self._current = self._current, None
-        if current is not None:
-            current.wait()
+        current = self._current
+        if current is None:
+            return
+        # Forgotten only after the wait has ended: if that is interrupted (Ctrl-C), `close` must wait for it again.
+        while not current.done():
+            with contextlib.suppress(TimeoutError, SaveFailed):
+                current.wait(timeout_seconds=60.0)
+        self._current = None
+        current.wait()
