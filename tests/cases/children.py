@@ -159,6 +159,7 @@ def saves_under_a_limit(run_folder):
     model = nn.Linear(1000, 1000, bias=False)
     training = segue.Training(model, torch.optim.SGD(model.parameters(), lr=0.1), rng=None)
     with segue.Checkpointer(training, run_folder) as checkpointer:
+        checkpointer.resume()
         try:
             checkpointer.save({"count": 2})
         except StoreFull as error:

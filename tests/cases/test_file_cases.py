@@ -138,6 +138,8 @@ def test_b77_a_damaged_newest_is_passed_over_and_said_why_and_refused_when_asked
     # The next save goes behind the damaged one, and is the newest then.
     _, _, training = small(300.0)
     with Checkpointer(training, run) as checkpointer:
+        with pytest.warns(SkippedCheckpointWarning):
+            checkpointer.resume()
         checkpointer.save({"step": 300})
     assert Checkpointer(training, run).newest().state == {"step": 300}
 
