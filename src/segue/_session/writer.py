@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 
@@ -68,7 +67,7 @@ class BackgroundWriter:
     """Runs one save at a time in a thread of its own, which keeps the interpreter alive until it is done."""
 
     def __init__(self) -> None:
-        self._current: PendingSave | None = None
+        self._current: tuple[PendingSave, threading.Thread] | None = None
 
     def submit(self, put: Callable[[], CheckpointInfo]) -> PendingSave:
         """Start a save; waits for the one before it.
@@ -80,8 +79,8 @@ class BackgroundWriter:
         pending = PendingSave()
         # Not a daemon: an interpreter that exits must not cut a save that the program believes in.
         thread = threading.Thread(target=pending.run, args=(put,), name="segue-writer", daemon=False)
-        self._current = pending
         thread.start()
+        self._current = (pending, thread)
         return pending
 
     def settle(self) -> None:
@@ -90,12 +89,10 @@ class BackgroundWriter:
         Raises:
             SaveFailed: If it failed; raised once.
         """
-        current = self._current
-        if current is None:
+        if self._current is None:
             return
+        pending, thread = self._current
         # Forgotten only after the wait has ended: if that is interrupted (Ctrl-C), `close` must wait for it again.
-        while not current.done():
-            with contextlib.suppress(TimeoutError, SaveFailed):
-                current.wait(timeout_seconds=60.0)
+        thread.join()
         self._current = None
-        current.wait()
+        pending.wait()
