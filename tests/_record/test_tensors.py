@@ -39,6 +39,7 @@ def test_a_host_tensor_has_the_recorded_bytes(name):
     assert live.reshape(-1).view(torch.uint8).tolist() == list(read_bytes(captured.source))
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("name", DTYPES)
 def test_bits_are_viewed_as_integers_of_the_same_memory(name):
     live = tensor(name, (2, 4)).to_host()

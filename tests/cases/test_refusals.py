@@ -111,6 +111,15 @@ def test_objects_in_the_wrong_place_are_refused_at_binding(kind):
     assert caught.value.where == where
 
 
+def test_an_accumulator_or_streams_of_another_kind_are_refused_at_binding():
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for options, where in (({"accumulator": optimizer}, "accumulator"), ({"rng": 3}, "rng")):
+        with pytest.raises(UnsupportedState) as caught:
+            Training(model, optimizer, **options)
+        assert caught.value.where == where
+
+
 @pytest.mark.parametrize("name", ["", 3, "a\nb"])
 def test_names_that_cannot_be_written_are_refused(name):
     model = nn.Linear(2, 2)

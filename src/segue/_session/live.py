@@ -20,6 +20,7 @@ from segue._capture.staging import type_name
 from segue.errors import TiedParameterConflict, UnsupportedState
 
 T = TypeVar("T")
+_PENDING_SOURCE = ("window_state", "sums", "check_window", "replace_window")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,14 @@ def refuse_wrong_kinds(live: LiveTraining) -> None:
             raise UnsupportedState(
                 "a scheduler drives another optimizer", where=f"scheduler.{name}", found=found
             )
+    if live.accumulator is not None and not all(hasattr(live.accumulator, name) for name in _PENDING_SOURCE):
+        raise _not_supported(
+            "an accumulator must be a GradientAccumulator or WeightedAccumulator",
+            "accumulator",
+            live.accumulator,
+        )
+    if live.rng is not None and not isinstance(live.rng, RngStreams):
+        raise _not_supported("rng takes `RngStreams()` or None", "rng", live.rng)
     for name, value in live.components.items():
         kind_of(value, name)
 
