@@ -162,3 +162,14 @@ def test_a_refused_closure_says_which_name_and_what_to_do():
 def test_slots_hide_state():
     with pytest.raises(UnsupportedState, match="__slots__"):
         callable_state(Slotted(), "f")
+
+
+def recursive():
+    def down(epoch):
+        return 1.0 if epoch <= 0 else 0.5 * down(epoch - 1)
+
+    return down
+
+
+def test_a_function_that_calls_itself_has_a_fingerprint():
+    assert fingerprint(recursive(), "f") == fingerprint(recursive(), "f")

@@ -34,12 +34,12 @@ def test_it_is_due_when_the_usual_number_of_steps_has_passed():
     clock = ScheduleClock({"s": scheduler})
     for _ in range(2):
         optimizer.step()
-    assert not clock.is_due("s")
+    assert not clock.tells_due("s")
     scheduler.step()
     optimizer.step()
-    assert not clock.is_due("s")
+    assert not clock.tells_due("s")
     optimizer.step()
-    assert clock.is_due("s")
+    assert clock.tells_due("s")
 
 
 def test_a_move_without_a_step_says_nothing_about_the_pattern():
@@ -85,9 +85,9 @@ def test_it_goes_on_counting_from_a_record():
     optimizer, scheduler = pair()
     clock = ScheduleClock({"s": scheduler})
     clock.restore("s", 1, 2)
-    assert not clock.is_due("s")
+    assert not clock.tells_due("s")
     optimizer.step()
-    assert clock.is_due("s")
+    assert clock.tells_due("s")
 
 
 def test_the_hook_does_not_keep_the_clock_alive():
@@ -114,3 +114,42 @@ def test_a_capture_while_a_schedule_is_due_warns_and_names_it():
     assert (record.schedulers["main"].outstanding_steps, record.schedulers["main"].usual_steps) == (1, 1)
     scheduler.step()
     training.capture()
+
+
+def test_a_schedule_that_another_one_took_over_from_is_not_due():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    main = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    averaging = torch.optim.swa_utils.SWALR(optimizer, 0.05)
+    clock = ScheduleClock({"main": main, "averaging": averaging})
+    for scheduler in (main, main, main, averaging, averaging):
+        optimizer.step()
+        scheduler.step()
+        assert not clock.tells_due("main")
+
+
+def test_a_schedule_that_has_ended_is_not_due():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
+    clock = ScheduleClock({"s": scheduler})
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    optimizer.step()
+    assert not clock.tells_due("s")
+
+
+def test_a_due_schedule_is_told_once_until_it_moves():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    clock = ScheduleClock({"s": scheduler})
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    for _ in range(2):
+        optimizer.step()
+        assert clock.tells_due("s")
+        assert not clock.tells_due("s")
+        scheduler.step()

@@ -250,3 +250,35 @@ def test_a_module_among_the_components_gives_its_parameters_its_name():
         "loss/weight",
         "loss/bias",
     )
+
+
+class Metric(torch.nn.Module):
+    """A module with state of its own that says how to keep it."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def capture(self):
+        return {"total": self.total}
+
+    def check(self, state):
+        return []
+
+    def restore(self, state):
+        self.total = state["total"]
+
+
+def test_a_module_that_is_a_component_is_asked():
+    assert kind_of(Metric(), "m") == "component"
+    metric = Metric()
+    metric.total = 3
+    assert capture_component(metric, "m").tree == {"total": 3}
+
+
+def test_a_compiled_module_is_of_the_class_that_it_wraps():
+    plain = torch.nn.Linear(2, 2)
+    compiled = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+    record = capture_component(plain, "m")
+    assert list(check_component(record, compiled, "m")) == []
+    assert list(check_component(capture_component(compiled, "m"), plain, "m")) == []

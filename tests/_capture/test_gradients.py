@@ -15,7 +15,7 @@ from segue._capture.gradients import (
 )
 from segue._record.gradients import GradientsRecord
 from segue._record.tensors import same_bits
-from segue.errors import ContractMismatch, PendingGradientError, UnsupportedState
+from segue.errors import ContractMismatch, PendingGradientError, UnsupportedState, WindowError
 from tests._store.records import tensor
 from tests._window.models import Pair, bits, sparse_gradient
 
@@ -103,16 +103,12 @@ def findings(record, model):
     return [(item.error, item.code, item.found) for item in check_gradients(record, parameters(model))]
 
 
-def test_a_gradient_needs_a_trainable_parameter_of_its_shape_and_dtype():
+def test_a_gradient_needs_a_parameter_of_its_shape_and_dtype():
     model = Pair()
     record = GradientsRecord({"a": tensor(shape=(2,)), "b": tensor(shape=(1, 2)), "c": tensor(shape=(2,))})
     assert findings(record, model) == [
         (ContractMismatch, "gradient.b", (2,)), (ContractMismatch, "gradient.c", "absent"),
     ]  # fmt: skip
-    model.a.requires_grad_(False)
-    assert findings(GradientsRecord({"a": tensor(shape=(2,))}), model) == [
-        (ContractMismatch, "gradient.a", "frozen")
-    ]
 
 
 def test_a_gradient_of_a_dtype_that_torch_would_not_assign_is_a_finding():
@@ -169,3 +165,47 @@ def test_a_window_of_other_terms_and_sums_that_do_not_fit_are_all_reported():
     smaller = {"a": nn.Parameter(torch.zeros(3))}
     codes = [item.code for item in check_window(record, GradientAccumulator(model), smaller)]
     assert codes == ["window.kind", "window.a", "window.b"]
+
+
+def test_gradients_that_are_views_of_a_flat_buffer_stay_so():
+    model = Pair()
+    flat = torch.arange(4.0)
+    model.a.grad, model.b.grad = flat[:2], flat[2:]
+    record = capture_gradients(parameters(model))
+    flat.zero_()
+    write(plan_gradients(record, parameters(model)))
+    assert flat.tolist() == [0, 1, 2, 3]
+    assert model.a.grad.data_ptr() == flat.data_ptr()
+
+
+def test_one_tensor_as_two_gradients_is_refused():
+    model = Pair()
+    model.a.grad = model.b.grad = torch.ones(2)
+    with pytest.raises(UnsupportedState, match="share memory"):
+        capture_gradients(parameters(model))
+
+
+def test_live_gradients_that_overlap_are_replaced():
+    model = Pair()
+    model.give(1, 2)
+    record = capture_gradients(parameters(model))
+    model.a.grad = model.b.grad = torch.zeros(2)
+    write(plan_gradients(record, parameters(model)))
+    assert (model.a.grad.tolist(), model.b.grad.tolist()) == ([1, 1], [2, 2])
+
+
+def test_a_gradient_that_was_handed_out_is_still_known_after_a_restore():
+    model = Pair()
+    window = GradientAccumulator(model)
+    model.give(1, 2)
+    window.add()
+    window.finish_mean()
+    gradients, record = capture_gradients(parameters(model)), capture_window(window, parameters(model))
+    assert record.handed_out == ("a", "b")
+    model.give(5, 5)
+    other = GradientAccumulator(model)
+    write([*plan_gradients(gradients, parameters(model)), *plan_window(record, other, parameters(model))])
+    with pytest.raises(WindowError, match="still there"):
+        other.add()
+    model.give(3, 3)
+    other.add()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue._capture.module import capture_module, check_module, contract_of, plan_module
+from segue._capture.module import bind_module, capture_module, check_module, contract_of, plan_module
 from segue._record.tensors import same_bits
 from segue.errors import ContractMismatch, DeviceMismatch, UnsupportedState
 from tests._capture.zoo import layouts, logical_bytes, of_dtype
@@ -160,11 +160,11 @@ def test_tied_and_untied_are_told_in_both_directions():
     assert codes(capture_module(tied, "model"), tied) == []
 
 
-def test_two_parameters_over_one_buffer_are_a_view_relation_not_a_tie():
+def test_overlapping_parameters_are_a_view_relation_and_not_a_tie():
     def fresh(apart=False):
         flat = torch.zeros(6)
         module = nn.Module()
-        module.a, module.b = nn.Parameter(flat[:3]), nn.Parameter(flat.clone()[3:] if apart else flat[3:])
+        module.a, module.b = nn.Parameter(flat[:4]), nn.Parameter(flat.clone()[3:] if apart else flat[3:])
         return module
 
     record = capture_module(fresh(), "model")
@@ -175,6 +175,104 @@ def test_two_parameters_over_one_buffer_are_a_view_relation_not_a_tie():
     target = fresh()
     restore(record, target)
     assert target.a.untyped_storage().data_ptr() == target.b.untyped_storage().data_ptr()
+
+
+def test_neighbours_in_one_storage_do_not_share():
+    flat = torch.zeros(6)
+    module = nn.Module()
+    module.a, module.b = nn.Parameter(flat[:3]), nn.Parameter(flat[3:])
+    assert capture_module(module, "model").contract.sharing == ()
+
+
+def bound(module):
+    bind_module(module, "model")
+    return module
+
+
+def test_a_buffer_that_a_forward_replaced_comes_back_in_an_unchanged_program():
+    def fresh():
+        module = nn.Module()
+        module.register_buffer("cache", None)
+        module.register_buffer("grown", torch.zeros(1))
+        module.register_buffer("gone", torch.zeros(2))
+        return bound(module)
+
+    live = fresh()
+    live.cache, live.grown, live.gone = torch.arange(3.0), torch.ones(2, 3).t(), None
+    record = capture_module(live, "model")
+    target = fresh()
+    assert codes(record, target) == []
+    restore(record, target)
+    assert target.cache.tolist() == [0, 1, 2]
+    assert (target.grown.shape, target.grown.stride()) == (live.grown.shape, live.grown.stride())
+    assert target.gone is None
+    assert "cache" in target.state_dict()
+
+
+def test_a_buffer_that_the_program_builds_otherwise_is_refused():
+    def fresh(size):
+        module = nn.Module()
+        module.register_buffer("grown", torch.zeros(size))
+        return bound(module)
+
+    live = fresh(1)
+    live.grown = torch.ones(3)
+    record = capture_module(live, "model")
+    assert codes(record, fresh(2)) == ["model.shape.grown"]
+    assert codes(record, fresh(3)) == []
+
+
+def test_a_parameter_that_was_frozen_as_it_trained_is_so_again():
+    live = bound(nn.Linear(2, 2))
+    live.weight.requires_grad_(False)
+    record = capture_module(live, "model")
+    target = bound(nn.Linear(2, 2))
+    assert codes(record, target) == []
+    restore(record, target)
+    assert not target.weight.requires_grad
+    assert target.bias.requires_grad
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_buffer_that_requires_grad_is_refused(graph):
+    module = nn.Module()
+    leaf = torch.zeros(2, requires_grad=True)
+    module.register_buffer("b", leaf * 2 if graph else leaf)
+    with pytest.raises(UnsupportedState, match="a buffer that requires grad"):
+        capture_module(module, "model")
+
+
+class OwnEntries(nn.Linear):
+    def __init__(self, how):
+        super().__init__(2, 2)
+        self.how, self.count = how, 3
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        if self.how == "state_dict":
+            state[f"{kwargs.get('prefix', '')}count"] = self.count
+        return state
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.how == "_save_to_state_dict":
+            destination[f"{prefix}count"] = self.count
+
+
+@pytest.mark.parametrize("how", ["state_dict", "_save_to_state_dict"])
+def test_a_module_with_entries_of_its_own_in_its_state_dict_is_refused(how):
+    with pytest.raises(UnsupportedState, match="count"):
+        capture_module(nn.Sequential(OwnEntries(how)), "model")
+
+
+def test_a_module_that_overrides_its_state_dict_and_adds_nothing_is_not():
+    assert capture_module(nn.Sequential(OwnEntries("not at all")), "model").tensors
+
+
+def test_a_mode_that_is_no_bool_is_kept_as_one():
+    module = nn.Linear(1, 1)
+    module.training = 0
+    assert capture_module(module, "model").training == {"": False}
 
 
 def test_empty_tensors_share_nothing():

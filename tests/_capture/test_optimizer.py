@@ -1,6 +1,7 @@
 """Optimizers by name: every class of torch, groups matched by members, options as asked and as they are."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from segue import Training
-from segue._capture.optimizer import bind_optimizer, capture_optimizer, check_optimizer, match_groups
+from segue._capture.optimizer import capture_optimizer, check_optimizer, match_groups
+from segue._capture.options import bind_optimizer
 from segue._record.diff import diff
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor
@@ -334,7 +336,7 @@ def group(*parameters, **options):
 
 
 def recorded(*groups):
-    return OptimizerRecord("torch.optim.sgd.SGD", groups, {})
+    return OptimizerRecord("torch.optim.sgd.SGD", groups, {}, {}, ())
 
 
 def test_groups_are_matched_by_their_members():
@@ -372,7 +374,7 @@ def test_a_record_with_state_of_a_stranger_is_refused():
     module = model()
     optimizer = SGD(module.parameters(), lr=0.1)
     record = capture(module, optimizer)
-    odd = OptimizerRecord(record.class_name, record.groups, {"ghost": {}})
+    odd = replace(record, state={"ghost": {}})
     assert codes(odd, module, optimizer) == ["optimizer.o.state.ghost"]
 
 

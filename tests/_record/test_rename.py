@@ -20,6 +20,8 @@ def made():
                 "SGD",
                 (GroupRecord(("encoder.weight", "head.weight", "loss/w"), {}, {}),),
                 {"encoder.weight": {"step": 1}, "loss/w": {}},
+                {},
+                (),
             )
         },
         gradients=GradientsRecord({"encoder.weight": tensor(), "head.weight": tensor(seed=2)}),

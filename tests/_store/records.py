@@ -91,6 +91,8 @@ def record(seed: int = 0, **changes) -> TrainingRecord:
                         "exp_avg": tensor(shape=(4, 3), seed=seed + 3),
                     }
                 },
+                {"lr": 0.1},
+                (("0/lr", "defaults/lr"),),
             )
         },
         schedulers={

@@ -18,7 +18,7 @@ from segue._record.tree import encode, thaw
 from segue.errors import UnsupportedState
 
 
-def fingerprint(function: Any, where: str) -> dict[str, Any]:
+def fingerprint(function: Any, where: str, above: tuple[int, ...] = ()) -> dict[str, Any]:
     """Describe a callable so that another one gets another description.
 
     The module is left out: it is `__main__` or not, depending on how a program is started.
@@ -26,14 +26,16 @@ def fingerprint(function: Any, where: str) -> dict[str, Any]:
     Raises:
         UnsupportedState: If it may hold state that can't be seen.
     """
+    if id(function) in above:
+        return {"recursion": len(above) - above.index(id(function))}
     if isinstance(function, functools.partial):
         return {
-            "partial": fingerprint(function.func, where),
+            "partial": fingerprint(function.func, where, (*above, id(function))),
             "arguments": freeze(list(function.args), f"{where} arguments"),
             "keywords": freeze(dict(function.keywords), f"{where} keywords"),
         }
     if isinstance(function, types.FunctionType):
-        return _function(function, where)
+        return _function(function, where, (*above, id(function)))
     if isinstance(function, types.BuiltinFunctionType) and isinstance(
         function.__self__, types.ModuleType | None
     ):
@@ -46,10 +48,10 @@ def fingerprint(function: Any, where: str) -> dict[str, Any]:
     return {"class": type(function).__qualname__}
 
 
-def _function(function: types.FunctionType, where: str) -> dict[str, Any]:
+def _function(function: types.FunctionType, where: str, above: tuple[int, ...]) -> dict[str, Any]:
     closure: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        closure[name] = _closed_over(cell, f"{where} closed-over {name}")
+        closure[name] = _closed_over(cell, f"{where} closed-over {name}", above)
     return {
         "function": function.__qualname__,
         "code": _code_digest(function.__code__),
@@ -59,13 +61,13 @@ def _function(function: types.FunctionType, where: str) -> dict[str, Any]:
     }
 
 
-def _closed_over(cell: Any, where: str) -> Any:
+def _closed_over(cell: Any, where: str, above: tuple[int, ...]) -> Any:
     try:
         value = cell.cell_contents
     except ValueError:
         return {"empty": True}
     if isinstance(value, types.FunctionType | functools.partial | types.BuiltinFunctionType):
-        return fingerprint(value, where)
+        return fingerprint(value, where, above)
     try:
         return freeze(value, where)
     except UnsupportedState as error:

@@ -21,6 +21,7 @@ class _Ticks:
     marker: tuple[Any, ...]
     outstanding: int = 0
     usual: int | None = None
+    has_told: bool = False
 
 
 class ScheduleClock:
@@ -48,10 +49,25 @@ class ScheduleClock:
         """Return how many optimizer steps lay between its last two moves, `None` before the second."""
         return self._look(name).usual
 
-    def is_due(self, name: str) -> bool:
-        """Tell whether as many steps are outstanding as the schedule has waited for so far."""
+    def tells_due(self, name: str) -> bool:
+        """Tell, once until it moves again, that a scheduler seems to be due.
+
+        It is when as many steps are outstanding as it has waited for so far, no other scheduler of its optimizer has
+        answered them (as when SWALR takes over), and it has not come to its end.
+        """
         ticks = self._look(name)
-        return ticks.usual is not None and ticks.outstanding >= ticks.usual
+        due = ticks.usual is not None and ticks.outstanding == ticks.usual and not ticks.has_told
+        if not due or self._is_answered(name) or _has_ended(self._schedulers[name]):
+            return False
+        ticks.has_told = True
+        return True
+
+    def _is_answered(self, name: str) -> bool:
+        optimizer, outstanding = optimizer_of(self._schedulers[name]), self._look(name).outstanding
+        return any(
+            optimizer_of(scheduler) is optimizer and self._look(other).outstanding < outstanding
+            for other, scheduler in self._schedulers.items()
+        )
 
     def restore(self, name: str, outstanding: int, usual: int | None) -> None:
         """Go on counting from a record, after the scheduler itself was restored."""
@@ -62,7 +78,7 @@ class ScheduleClock:
         if marker != ticks.marker:
             # A move without a step (a step skipped by a scaler) says nothing about the pattern.
             ticks.usual = ticks.outstanding or ticks.usual
-            ticks.marker, ticks.outstanding = marker, 0
+            ticks.marker, ticks.outstanding, ticks.has_told = marker, 0, False
         return ticks
 
 
@@ -73,6 +89,12 @@ def _hook(this: weakref.ref[ScheduleClock]) -> Any:
             clock.stepped(optimizer)
 
     return count
+
+
+def _has_ended(scheduler: LRScheduler) -> bool:
+    """Tell whether a scheduler with an end (OneCycleLR) has reached it; stepping it further is an error."""
+    total = vars(scheduler).get("total_steps")
+    return isinstance(total, int) and vars(scheduler)["last_epoch"] >= total - 1
 
 
 def _marker(scheduler: LRScheduler) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from segue._capture.module import capture_module, check_module, plan_module
+from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import class_name, is_of_class, type_name
@@ -61,10 +62,10 @@ def kind_of(value: object, name: str) -> str:
     """
     where = f"component.{name}"
     _refuse_misplaced(value, where)
-    if isinstance(value, nn.Module):
-        return "module"
     if isinstance(value, Component):
         return "component"
+    if isinstance(value, nn.Module):
+        return "module"
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return "state_dict"
     raise UnsupportedState(
@@ -113,7 +114,7 @@ def capture_component(value: Any, name: str, shares: Any = None) -> ComponentRec
     """
     kind, scope = kind_of(value, name), f"component.{name}"
     if kind == "module":
-        return ComponentRecord(kind, type_name(value), capture_module(value, scope), shares)
+        return ComponentRecord(kind, type_name(unwrapped(value)), capture_module(value, scope), shares)
     refuse_scaler_in_flight(value, scope)
     return ComponentRecord(kind, type_name(value), None, _state(value, kind, scope))
 
@@ -139,7 +140,7 @@ def refuse_scaler_in_flight(value: object, scope: str) -> None:
 def check_component(record: ComponentRecord, value: Any, name: str, shares: Any = None) -> Iterator[Finding]:
     """Yield what keeps the record from fitting this object, as far as its kind can tell."""
     scope = f"component.{name}"
-    if not is_of_class(value, record.class_name):
+    if not is_of_class(unwrapped(value) if isinstance(value, nn.Module) else value, record.class_name):
         yield Finding(
             ComponentMismatch,
             f"{scope}.class",

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from segue._capture.memory import Memory
 from segue._capture.staging import capture_tensor
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
 from segue._record.gradients import GradientsRecord
@@ -37,10 +38,20 @@ class PendingSource(Protocol):
         """Raise `WindowError` if this accumulator could not go on with that window."""
         ...
 
+    def handed_out(self) -> Iterable[torch.nn.Parameter]:
+        """Return the parameters whose `.grad` is still what the last window handed out."""
+        ...
+
     def replace_window(
-        self, state: WindowState, sums: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]
+        self,
+        state: WindowState,
+        sums: Iterable[tuple[torch.nn.Parameter, torch.Tensor]],
+        handed_out: Iterable[torch.nn.Parameter],
     ) -> None:
-        """Take over counters and sums, replacing what was there; can't fail once `check_window` passed."""
+        """Take over counters and sums, replacing what was there; can't fail once `check_window` passed.
+
+        Every `.grad` stands already.
+        """
         ...
 
 
@@ -51,14 +62,17 @@ def capture_gradients(parameters: Parameters) -> GradientsRecord:
         PendingGradientError: If a frozen parameter has one.
         UnsupportedState: If one is sparse, part of a graph, or otherwise can't be kept.
     """
+    memory = Memory()
     return GradientsRecord({
-        name: _capture_gradient(name, parameter, parameter.grad)
+        name: _capture_gradient(name, parameter, parameter.grad, memory)
         for name, parameter in parameters.items()
         if parameter.grad is not None
     })  # fmt: skip
 
 
-def _capture_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> CapturedTensor:
+def _capture_gradient(
+    name: str, parameter: torch.Tensor, gradient: torch.Tensor, memory: Memory
+) -> CapturedTensor:
     where = f"gradient of {name}"
     if not parameter.requires_grad:
         raise PendingGradientError(
@@ -68,6 +82,11 @@ def _capture_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor
     if gradient.requires_grad:
         raise UnsupportedState(
             "a gradient that is part of a graph can't be kept", where=where, found="requires_grad"
+        )
+    other = memory.claim(gradient, name)
+    if other is not None:
+        raise UnsupportedState(
+            "gradients that share memory can't be kept", where=where, found=f"shared with {other}"
         )
     return capture_tensor(gradient, where)
 
@@ -89,26 +108,25 @@ def capture_window(accumulator: PendingSource, parameters: Parameters) -> Window
                 found=f"{total.dtype} {tuple(total.shape)}", hint="make it over the model of this training",
             )  # fmt: skip
         sums[name] = capture_tensor(total, f"window sum of {name}")
-    return WindowRecord(accumulator.window_state(), GradientsRecord(sums))
+    handed_out = tuple(
+        sorted(names[id(parameter)] for parameter in accumulator.handed_out() if id(parameter) in names)
+    )
+    return WindowRecord(accumulator.window_state(), GradientsRecord(sums), handed_out)
 
 
 def check_gradients(
     record: GradientsRecord, parameters: Parameters, scope: str = "gradient"
 ) -> Iterator[Finding]:
-    """Yield the gradients that have no trainable parameter of their shape and device here."""
+    """Yield the gradients that have no parameter of their shape and dtype here.
+
+    Whether it is trainable is for the contract to tell: a restore sets the flag before the gradient.
+    """
     for name, captured in record.tensors.items():
         parameter = parameters.get(name)
         where = f"{scope} of {name}"
-        if parameter is None or not parameter.requires_grad:
-            found = "absent" if parameter is None else "frozen"
-            yield Finding(
-                ContractMismatch,
-                f"{scope}.{name}",
-                "a pending gradient has no trainable parameter",
-                where,
-                name,
-                found,
-            )
+        if parameter is None:
+            what = "a pending gradient has no parameter"
+            yield Finding(ContractMismatch, f"{scope}.{name}", what, where, name, "absent")
         elif tuple(parameter.shape) != captured.shape:
             found_shape = tuple(parameter.shape)
             what = "a pending gradient has another shape than its parameter"
@@ -133,24 +151,41 @@ def check_window(
             ContractMismatch, error.code, error.what, "accumulator", error.expected, error.found, error.hint
         )
     yield from check_gradients(record.sums, parameters, "window")
+    for name in record.handed_out:
+        if name not in parameters:
+            what = "a gradient that was handed out has no parameter"
+            yield Finding(
+                ContractMismatch, f"window.handed_out.{name}", what, f"gradient of {name}", name, "absent"
+            )
 
 
 def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Write]:
-    """Allocate the gradients and plan to set every `.grad`, to `None` where the record has none."""
+    """Plan to set every `.grad`, to `None` where the record has none.
+
+    A live gradient of the same layout is filled in place: it may be a view of a flat buffer that the program made.
+    """
     writes: list[Write] = []
+    memory = Memory()
     for name, parameter in parameters.items():
-        captured = record.tensors.get(name)
-        gradient = None if captured is None else _allocate(captured, parameter, f"gradient of {name}", writes)
-        writes.append(ObjectWrite(f"gradient of {name}", _set_gradient(parameter, gradient)))
+        captured, where = record.tensors.get(name), f"gradient of {name}"
+        gradient = None
+        if captured is not None:
+            gradient = parameter.grad
+            if gradient is None or not _fits(gradient, captured) or memory.claim(gradient, name) is not None:
+                gradient = empty_like_captured(captured, parameter.device)
+            writes.append(TensorWrite(where, gradient, captured))
+        writes.append(ObjectWrite(where, _set_gradient(parameter, gradient)))
     return writes
 
 
-def _allocate(
-    captured: CapturedTensor, parameter: torch.Tensor, where: str, writes: list[Write]
-) -> torch.Tensor:
-    target = empty_like_captured(captured, parameter.device)
-    writes.append(TensorWrite(where, target, captured))
-    return target
+def _fits(gradient: torch.Tensor, captured: CapturedTensor) -> bool:
+    return (
+        type(gradient) is torch.Tensor
+        and gradient.layout is torch.strided
+        and not (gradient.requires_grad or gradient.is_inference())
+        and (gradient.dtype, tuple(gradient.shape), tuple(gradient.stride()))
+        == (captured.dtype, captured.shape, captured.strides)
+    )
 
 
 def _set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> Callable[[], None]:
@@ -163,9 +198,13 @@ def _set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) 
 def plan_window(record: WindowRecord, accumulator: PendingSource, parameters: Parameters) -> list[Write]:
     """Allocate the sums and plan to hand them to the accumulator."""
     writes: list[Write] = []
-    sums = [
-        (parameters[name], _allocate(captured, parameters[name], f"window sum of {name}", writes))
-        for name, captured in record.sums.tensors.items()
-    ]
-    writes.append(ObjectWrite("accumulator", lambda: accumulator.replace_window(record.state, sums)))
+    sums = []
+    for name, captured in record.sums.tensors.items():
+        target = empty_like_captured(captured, parameters[name].device)
+        writes.append(TensorWrite(f"window sum of {name}", target, captured))
+        sums.append((parameters[name], target))
+    consumed = [parameters[name] for name in record.handed_out]
+    writes.append(
+        ObjectWrite("accumulator", lambda: accumulator.replace_window(record.state, sums, consumed))
+    )
     return writes

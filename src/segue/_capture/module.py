@@ -7,17 +7,34 @@ and then filled in place: optimizers, averages and compiled code keep their refe
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
-from segue._capture.naming import NamedTensor, named_tensors, walk
+from segue._capture.memory import byte_range
+from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
 from segue._capture.staging import capture_tensor, refuse_unsupported, type_name
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.sections import ModuleRecord
+from segue._record.tensors import empty_like_captured
 from segue.errors import ContractMismatch, DeviceMismatch, Finding, UnsupportedState
+
+_first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]] = weakref.WeakKeyDictionary()
+
+
+def bind_module(module: nn.Module, scope: str) -> None:
+    """Remember what a module's tensors are, without values, the first time it is seen in this process."""
+    if module not in _first_bound:
+        _first_bound[module] = {
+            name: _spec(item) for name, item in named_tensors(module, scope).items() if _has_spec(item.tensor)
+        }
+
+
+def _has_spec(tensor: torch.Tensor | None) -> bool:
+    return tensor is None or (tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor))
 
 
 def capture_module(module: nn.Module, scope: str) -> ModuleRecord:
@@ -53,9 +70,15 @@ def contract_of(
         if item.tensor is not None:
             _refuse_lazy(item.tensor, f"{scope} {name}")
             refuse_unsupported(item.tensor, f"{scope} {name}")
+            _refuse_trained_buffer(item, f"{scope} {name}")
     specs = {name: _spec(item) for name, item in sorted(tensors.items())}
     order = tuple(name for name, item in tensors.items() if item.kind == "parameter")
-    return TrainableContract(specs, _sharing(tensors), order)
+    bound = {
+        name: spec
+        for name, spec in sorted(_first_bound.get(module, {}).items())
+        if name in specs and spec != specs[name]
+    }
+    return TrainableContract(specs, _sharing(tensors), order, bound)
 
 
 def _refuse_lazy(tensor: torch.Tensor, where: str) -> None:
@@ -68,6 +91,14 @@ def _refuse_lazy(tensor: torch.Tensor, where: str) -> None:
         )
 
 
+def _refuse_trained_buffer(item: NamedTensor, where: str) -> None:
+    if item.kind != "parameter" and item.tensor is not None and item.tensor.requires_grad:
+        raise UnsupportedState(
+            "a buffer that requires grad can't be kept: its gradient or graph would be lost", where=where,
+            found=type_name(item.tensor), hint="make it a Parameter, or assign `tensor.detach()`",
+        )  # fmt: skip
+
+
 def _refuse_extra_state(module: nn.Module, scope: str) -> None:
     for path, child in walk(module, scope):
         if type(child).get_extra_state is not nn.Module.get_extra_state:
@@ -76,6 +107,32 @@ def _refuse_extra_state(module: nn.Module, scope: str) -> None:
                 where=f"{scope} {path}",
                 found=type_name(child),
             )
+        if _saves_its_own_way(child):
+            _refuse_unregistered_entries(child, f"{scope} {path}")
+
+
+def _saves_its_own_way(module: nn.Module) -> bool:
+    """Tell whether a class of the program's overrides what its state dict holds; torch's own only rename or migrate."""
+    return any(
+        name in vars(cls) and not cls.__module__.startswith("torch.")
+        for cls in type(module).__mro__
+        for name in ("state_dict", "_save_to_state_dict")
+    )
+
+
+def _refuse_unregistered_entries(module: nn.Module, where: str) -> None:
+    """Raise if a module's state dict has entries that are neither parameters nor buffers: they would be dropped."""
+    registered = {
+        *dict(module.named_parameters(remove_duplicate=False)),
+        *dict(module.named_buffers(remove_duplicate=False)),
+    }
+    entries = [str(name) for name in module.state_dict() if name not in registered]
+    if entries:
+        raise UnsupportedState(
+            "a module whose `state_dict` has entries of its own is not supported yet", where=where,
+            found=f"{type_name(module)} with {', '.join(entries[:5])}",
+            hint="register them as buffers, or hand the object in as a component with `capture`, `check` and `restore`",
+        )  # fmt: skip
 
 
 def _spec(item: NamedTensor) -> TensorSpec | None:
@@ -97,20 +154,38 @@ def _grad_dtype(tensor: torch.Tensor) -> str | None:
 
 
 def _sharing(tensors: dict[str, NamedTensor]) -> tuple[Sharing, ...]:
-    """Group names by object and by storage: `named_parameters` doesn't see two parameters over one memory."""
+    """Group names whose tensors are one, or overlap: `named_parameters` doesn't see two parameters over one memory.
+
+    Neighbours in one storage (slices of a flat buffer) have nothing to do with each other.
+    """
     storages: dict[tuple[str, int], list[NamedTensor]] = {}
     for item in tensors.values():
         if item.tensor is not None and item.tensor.numel():
             key = (str(item.tensor.device), item.tensor.untyped_storage().data_ptr())
             storages.setdefault(key, []).append(item)
-    return tuple(
-        sorted(filter(None, map(_storage_sharing, storages.values())), key=lambda s: sorted(s.members))
+    groups = [_group_sharing(group) for items in storages.values() for group in _overlapping(items)]
+    return tuple(sorted(filter(None, groups), key=lambda sharing: sorted(sharing.members)))
+
+
+def _overlapping(items: list[NamedTensor]) -> Iterator[list[NamedTensor]]:
+    """Split tensors of one storage into groups that overlap."""
+    ranges = sorted(
+        ((*byte_range(item.tensor), item) for item in items if item.tensor is not None), key=lambda r: r[:2]
     )
+    group: list[NamedTensor] = []
+    reach = 0
+    for start, end, item in ranges:
+        if group and start >= reach:
+            yield group
+            group = []
+        group.append(item)
+        reach = max(reach, end)
+    yield group
 
 
-def _storage_sharing(items: list[NamedTensor]) -> Sharing | None:
+def _group_sharing(items: list[NamedTensor]) -> Sharing | None:
     offsets = {
-        alias: int(item.tensor.storage_offset()) * item.tensor.element_size()
+        alias: byte_range(item.tensor)[0]
         for item in items
         if item.tensor is not None
         for alias in item.aliases
@@ -123,7 +198,7 @@ def _storage_sharing(items: list[NamedTensor]) -> Sharing | None:
 
 def _modes(module: nn.Module, scope: str) -> Iterator[tuple[str, bool]]:
     for path, child in walk(module, scope):
-        yield path, child.training
+        yield path, bool(child.training)
 
 
 def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterator[Finding]:
@@ -155,16 +230,42 @@ def _device_findings(record: TrainableContract, found: TrainableContract, scope:
 
 
 def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Write]:
-    """Plan to fill every tensor in place and to set every mode; needs a record that `check_module` admitted."""
+    """Plan to fill every tensor in place and to set every flag; needs a record that `check_module` admitted.
+
+    A buffer that had been replaced by the time of the record gets a new tensor of the recorded layout.
+    """
     tensors = named_tensors(module, scope)
+    places = buffer_places(module, scope)
     writes: list[Write] = []
     for name, captured in record.tensors.items():
-        target = tensors[name].tensor
+        item, where = tensors[name], f"{scope} {name}"
+        spec = record.contract.tensors[name]
+        target = item.tensor
+        if item.kind != "parameter" and _spec(item) != spec:
+            target = None if captured is None else empty_like_captured(captured, captured.device)
+            writes.extend(ObjectWrite(where, _rebind(*places[alias], target)) for alias in item.aliases)
         if captured is not None and target is not None:
-            writes.append(TensorWrite(f"{scope} {name}", target, captured))
+            writes.append(TensorWrite(where, target, captured))
+        if item.kind == "parameter" and spec is not None and target is not None:
+            writes.append(ObjectWrite(f"{where} flag", _set_flag(target, spec.requires_grad)))
     for path, child in walk(module, scope):
         writes.append(ObjectWrite(f"{scope} {path} mode", _set_mode(child, record.training[path])))
     return writes
+
+
+def _rebind(owner: nn.Module, attribute: str, tensor: torch.Tensor | None) -> Callable[[], None]:
+    def assign() -> None:
+        owner._buffers[attribute] = tensor
+
+    return assign
+
+
+def _set_flag(parameter: torch.Tensor, requires_grad: bool) -> Callable[[], None]:
+    def assign() -> None:
+        if parameter.requires_grad != requires_grad:
+            parameter.requires_grad_(requires_grad)
+
+    return assign
 
 
 def _set_mode(module: nn.Module, training: bool) -> Callable[[], None]:

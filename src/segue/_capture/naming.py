@@ -117,3 +117,10 @@ def _occurrences(module: nn.Module, scope: str) -> Iterator[tuple[str, str, torc
         for name, buffer in child._buffers.items():
             kind = "transient" if name in child._non_persistent_buffers_set else "buffer"
             yield _joined(path, name), kind, buffer
+
+
+def buffer_places(module: nn.Module, scope: str) -> dict[str, tuple[nn.Module, str]]:
+    """Return the owner and attribute of every buffer by each of its canonical names."""
+    return {
+        _joined(path, name): (child, name) for path, child in walk(module, scope) for name in child._buffers
+    }

@@ -9,8 +9,7 @@ the next step changes the snapshot; it replaces the group dictionaries that sche
 options silently win over constructed ones. Distributed state-dict helpers run a zero-gradient step to invent
 missing state. So: no casts, no steps, direct assignment to `optimizer.state`, options set in place.
 
-What we do about options: a program may change any option as it trains, so current values are state. What it asked
-for is remembered the first time an optimizer is bound, and that is compared.
+Options have a file of their own.
 
 What it still loses: attributes an optimizer keeps outside `state` and `param_groups` are refused, not kept.
 """
@@ -18,7 +17,6 @@ What it still loses: attributes an optimizer keeps outside `state` and `param_gr
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -26,19 +24,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from segue._capture.memory import Memory
+from segue._capture.options import check_options, configured_options, options_of, plan_options, shared_options
 from segue._capture.plain import freeze
 from segue._capture.staging import is_of_class, type_name
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
 from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor, empty_like_captured
-from segue._record.tree import same, thaw
+from segue._record.tree import thaw
 from segue.errors import Finding, OptimizerMismatch, UnsupportedState
 
-# `params` is stored by name; `param_names` repeats the names as they were typed, wrappers included.
-_NOT_OPTIONS = frozenset({"params", "param_names"})
-# Options that a scheduler moves. Where one is attached, what the program asked for stands in other keys.
-_DRIVEN: dict[str, str] = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
 # Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
 # devices; `step`, which schedulers wrap, and the mark that they leave.
 _MARKS = frozenset(
@@ -60,35 +56,6 @@ def _base_attributes() -> frozenset[str]:
 ParameterNames = Mapping[int, str]
 """Canonical names by `id` of the live parameter."""
 
-_first_bound: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
-
-
-def bind_optimizer(optimizer: Optimizer, scope: str) -> None:
-    """Remember the options an optimizer is configured with, the first time it is seen in this process.
-
-    Raises:
-        UnsupportedState: If an option can't be kept.
-    """
-    if optimizer not in _first_bound:
-        _first_bound[optimizer] = _options(optimizer, scope)
-
-
-def _options(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
-    return [
-        {
-            key: freeze(value, f"{scope} group {index} {key}")
-            for key, value in group.items()
-            if key not in _NOT_OPTIONS
-        }
-        for index, group in enumerate(optimizer.param_groups)
-    ]
-
-
-def _configured(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
-    """Return the remembered options; a group that was added later counts as configured as it is now."""
-    known = _first_bound.get(optimizer, [])
-    return known + _options(optimizer, scope)[len(known) :]
-
 
 def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -> OptimizerRecord:
     """Copy an optimizer's groups and state. State that doesn't exist yet stays absent.
@@ -104,15 +71,17 @@ def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -
         GroupRecord(tuple(members), options, configured)
         for members, options, configured in zip(
             group_names(optimizer, names, scope),
-            _options(optimizer, scope),
-            _configured(optimizer, scope),
+            options_of(optimizer, scope),
+            configured_options(optimizer, scope),
             strict=True,
         )
     )
     members = {name for group in groups for name in group.parameters}
-    state = dict(sorted(_state(optimizer, names, members, scope)))
+    # In the order in which it came to be: an optimizer may add up over it.
+    state = dict(_state(optimizer, names, members, scope))
     _refuse_shared_state(optimizer, names, scope)
-    return OptimizerRecord(type_name(optimizer), groups, state)
+    defaults = freeze(dict(optimizer.defaults), f"{scope} defaults")
+    return OptimizerRecord(type_name(optimizer), groups, state, defaults, shared_options(optimizer))
 
 
 def refuse_unsupported_optimizer(optimizer: Optimizer, scope: str) -> None:
@@ -175,37 +144,19 @@ def _state(
 
 def _refuse_shared_state(optimizer: Optimizer, names: ParameterNames, scope: str) -> None:
     """Raise `UnsupportedState` if two slots, or a slot and a parameter, are one memory: they would come back as two."""
-    spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
+    memory = Memory()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            _add_span(spans, parameter, names[id(parameter)])
+            memory.claim(parameter, names[id(parameter)])
     for parameter, slots in optimizer.state.items():
         for where, tensor in _tensors(dict(slots), f"{scope} state {names[id(parameter)]}"):
-            other = _add_span(spans, tensor, where)
+            other = memory.claim(tensor, where)
             if other is not None:
                 raise UnsupportedState(
                     "optimizer state that shares memory is not supported yet",
                     where=where,
                     found=f"shared with {other}",
                 )
-
-
-def _add_span(
-    spans: dict[tuple[str, int], list[tuple[int, int, str]]], tensor: torch.Tensor, where: str
-) -> str | None:
-    """Note what memory a tensor spans, and return what spans part of it already."""
-    if tensor.numel() == 0:
-        return None
-    reach = (
-        sum(int(stride) * (int(size) - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-        + 1
-    )
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    end = start + reach * tensor.element_size()
-    known = spans.setdefault((str(tensor.device), tensor.untyped_storage().data_ptr()), [])
-    other = next((name for first, last, name in known if first < end and start < last), None)
-    known.append((start, end, where))
-    return other
 
 
 def _tensors(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -247,9 +198,9 @@ def check_optimizer(
     # LBFGS keeps flat vectors over all parameters under the first of them: there the order *is* the state.
     by_name = not isinstance(optimizer, torch.optim.LBFGS)
     yield from _order_findings(record, live, places, scope, admissible=by_name)
-    configured = _configured(optimizer, scope)
+    configured = configured_options(optimizer, scope)
     for index, place in enumerate(places):
-        yield from _option_findings(record.groups[place], configured[index], f"{scope} group {index}", scope)
+        yield from check_options(record.groups[place], configured[index], f"{scope} group {index}", scope)
 
 
 def match_groups(record: OptimizerRecord, live: list[list[str]]) -> list[int] | None:
@@ -314,36 +265,6 @@ def _order_findings(
             )  # fmt: skip
 
 
-def _option_findings(record: GroupRecord, live: dict[str, Any], where: str, scope: str) -> Iterator[Finding]:
-    asked: dict[str, Any] = record.configured
-    for key in [*asked, *(key for key in live if key not in asked)]:
-        if key not in live:
-            yield _finding(
-                scope, key, "an option of the record is unknown to the program", where, asked[key], "absent"
-            )
-        elif key not in asked:
-            yield _finding(
-                scope, key, "an option of the program is not in the record", where, "absent", live[key]
-            )
-        elif not _same_request(key, record, live):
-            yield _finding(
-                scope, key, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
-            )
-
-
-def _same_request(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
-    """Tell whether the program asks for what it asked for then, or for what the run has arrived at since.
-
-    The second is what a program asks that is built again around an optimizer in mid-run (a notebook cell).
-    """
-    driver = _DRIVEN.get(key)
-    if driver is not None and driver in record.configured and driver in live:
-        return type(record.configured[key]) is type(live[key])
-    return same(record.configured[key], live[key]) or (
-        key in record.options and same(record.options[key], live[key])
-    )
-
-
 def plan_optimizer(
     record: OptimizerRecord, optimizer: Optimizer, names: ParameterNames, scope: str, accept: Collection[str]
 ) -> list[Write]:
@@ -363,8 +284,7 @@ def plan_optimizer(
         state[parameter] = {slot: _plan_slot(value, current.get(slot), f"{scope} {name} {slot}", writes)
                             for slot, value in slots.items()}  # fmt: skip
     writes.append(ObjectWrite(f"{scope} state", lambda: _replace_state(optimizer, state)))
-    for group, place in zip(optimizer.param_groups, places, strict=True):
-        writes.append(_plan_options(group, record.groups[place].options, scope, accept))
+    writes.append(plan_options(record, optimizer, places, scope, accept))
     return writes
 
 
@@ -395,35 +315,3 @@ def _reusable(tensor: Any, captured: CapturedTensor) -> bool:
 def _replace_state(optimizer: Optimizer, state: dict[torch.Tensor, dict[str, Any]]) -> None:
     optimizer.state.clear()
     optimizer.state.update(state)
-
-
-def _plan_options(
-    group: dict[str, Any], options: dict[str, Any], scope: str, accept: Collection[str]
-) -> Write:
-    kept = {key for key in {*group, *options} if f"{scope}.{key}" in accept}
-    # A scheduler that was changed on purpose computes the options it drives from their present values.
-    values = {key: thaw(value) for key, value in options.items() if key not in kept}
-
-    def assign() -> None:
-        filled: set[int] = set()
-        for key, value in values.items():
-            group[key] = _into(group.get(key), value, filled)
-        for key in [
-            key for key in group if key not in options and key not in _NOT_OPTIONS and key not in kept
-        ]:
-            del group[key]
-
-    return ObjectWrite(f"{scope} options", assign)
-
-
-def _into(current: Any, value: Any, filled: set[int]) -> Any:
-    """Fill a tensor option in place, since compiled steps and schedulers hold it, unless another option shares it."""
-    if not (isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor)):
-        return value
-    pointer = current.untyped_storage().data_ptr()
-    if (current.dtype, current.shape) != (value.dtype, value.shape) or pointer in filled:
-        return value.to(current.device)
-    filled.add(pointer)
-    with torch.no_grad():
-        current.copy_(value)
-    return current

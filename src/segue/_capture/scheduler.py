@@ -194,6 +194,9 @@ def plan_scheduler(
     }
 
     def assign() -> None:
+        for key in _attributes(scheduler).keys() - record.position.keys():
+            if f"{scope}.{key}" not in accept:
+                del vars(scheduler)[key]  # made since: where the record stands it did not exist
         for key, value in values.items():
             current = vars(scheduler).get(key)
             if _is_callables(current):
@@ -242,13 +245,14 @@ def refuse_unregistered(
             if name is not None:
                 raise _unregistered(name, type_name(value))
     for name, optimizer in optimizers.items():
-        scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-        if scheduled and id(optimizer) not in driven:
-            raise _unregistered(name, "some scheduler, by `initial_lr` in its groups")
+        # What torch's schedulers leave behind. `initial_lr` alone does not tell: others write it too.
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in driven:
+            raise _unregistered(name, "some scheduler, by the mark that it left on `step`")
 
 
 def _unregistered(optimizer: str, found: str) -> UnsupportedState:
     return UnsupportedState(
         "a scheduler is attached to an optimizer but not registered", code="capture.unregistered_scheduler",
-        where=f"optimizer.{optimizer}", found=found, hint="hand it in: `Training(model, optimizer, scheduler)`",
+        where=f"optimizer.{optimizer}", found=found, hint="hand it in: `Training(model, optimizer, scheduler)`; if it is an old one, let go of it "
+        "(a notebook keeps it in `sys.last_value` after an error)",
     )  # fmt: skip

@@ -7,7 +7,7 @@ its position never is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from segue.errors import ContractMismatch, Finding
 
@@ -51,6 +51,9 @@ class TrainableContract:
     """Groups of two or more names in one storage, sorted by first name."""
     order: tuple[str, ...]
     """The distinct parameters as the module iterates them: norms over `parameters()` add up in this order."""
+    bound: Mapping[str, TensorSpec | None] = field(default_factory=dict)
+    """How tensors were when the program first bound the module, where that differs: a buffer that a forward has
+    replaced, a parameter that was frozen as it trained. An unchanged program builds them so again."""
 
     @property
     def trainable(self) -> list[str]:
@@ -70,9 +73,15 @@ class TrainableContract:
             elif name not in self.tensors:
                 yield found._extra(name, self, scope)
             else:
-                yield from _spec_differences(name, self.tensors[name], found.tensors[name], scope)
+                yield from self._differences_of(name, found.tensors[name], scope)
         yield from self._sharing_differences(found, scope)
         yield from self._order_difference(found, scope)
+
+    def _differences_of(self, name: str, live: TensorSpec | None, scope: str) -> Iterator[Finding]:
+        """Compare one tensor, unless it is as it was when the recorded program began."""
+        recorded = self.tensors[name]
+        if not (name in self.bound and _may_have_become(self.bound[name], live, recorded)):
+            yield from _spec_differences(name, recorded, live, scope)
 
     def _order_difference(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
         if self.order == found.order or set(self.order) != set(found.order):
@@ -140,6 +149,25 @@ def moved(before: Sequence[str], after: Sequence[str]) -> str:
     """Name what stands at another position, at most five of them."""
     names = [name for name, other in zip(after, before, strict=False) if name != other]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _may_have_become(bound: TensorSpec | None, live: TensorSpec | None, recorded: TensorSpec | None) -> bool:
+    """Tell whether a tensor of the program is how the recorded run began, and can be made what it has become.
+
+    A buffer can become anything; of a parameter only the trainable flag moves, since optimizers hold the object.
+    """
+    if live is not None and bound is not None:
+        live = replace(live, device=bound.device)
+    if live != bound:
+        return False
+    spec = bound or recorded
+    if spec is not None and spec.kind == "parameter":
+        return (
+            bound is not None
+            and recorded is not None
+            and replace(bound, requires_grad=recorded.requires_grad, device=recorded.device) == recorded
+        )
+    return bound is None or recorded is None or bound.kind == recorded.kind
 
 
 def _same_but_name(left: TensorSpec | None, right: TensorSpec | None) -> bool:

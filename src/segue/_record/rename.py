@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from segue._record.contract import Sharing, TrainableContract
@@ -40,12 +40,12 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
         gradients=_gradients(record.gradients, table),
         window=None
         if record.window is None
-        else replace(record.window, sums=_gradients(record.window.sums, table)),
+        else replace(
+            record.window,
+            sums=_gradients(record.window.sums, table),
+            handed_out=tuple(sorted(table.get(name, name) for name in record.window.handed_out)),
+        ),
     )
-
-
-def _is_known(name: str, known: Collection[str]) -> bool:
-    return any(other == name or other.startswith(f"{name}.") for other in known)
 
 
 def is_known(record: TrainingRecord, name: str) -> bool:
@@ -88,6 +88,7 @@ def _module(record: ModuleRecord, names: Mapping[str, str], table: Mapping[str, 
             dict(sorted((table[name], spec) for name, spec in contract.tensors.items())),
             tuple(sorted(sharing, key=lambda item: sorted(item.members))),
             tuple(table[name] for name in contract.order),
+            dict(sorted((table[name], spec) for name, spec in contract.bound.items())),
         ),
     )
 

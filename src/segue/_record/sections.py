@@ -65,7 +65,11 @@ class OptimizerRecord:
     class_name: str
     groups: tuple[GroupRecord, ...]
     state: Mapping[str, Any]
-    """State by parameter name; a parameter that never had state is absent."""
+    """State by parameter name, in the order in which it came to be; a parameter that never had state is absent."""
+    defaults: Any
+    """A dictionary of trees: the options that a new group would get."""
+    shared_options: tuple[tuple[str, ...], ...]
+    """Places of options that are one tensor, such as `0/lr` and `defaults/lr`, two or more each."""
 
 
 @dataclass(frozen=True)

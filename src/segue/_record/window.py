@@ -33,6 +33,8 @@ class WindowRecord:
 
     state: WindowState
     sums: GradientsRecord
+    handed_out: tuple[str, ...] = ()
+    """Parameters whose standing gradient is what the last window handed out, and must not be added again."""
 
     def __post_init__(self) -> None:
         """Refuse sums that no window of these counters can hold."""

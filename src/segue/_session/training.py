@@ -18,8 +18,9 @@ from segue._capture.clock import ScheduleClock
 from segue._capture.component import STREAMS_NAME, capture_component, streams_last
 from segue._capture.environment import capture_environment
 from segue._capture.gradients import PendingSource, capture_gradients, capture_window
-from segue._capture.module import capture_module
-from segue._capture.optimizer import bind_optimizer, capture_optimizer
+from segue._capture.module import bind_module, capture_module
+from segue._capture.optimizer import capture_optimizer
+from segue._capture.options import bind_optimizer
 from segue._capture.plain import freeze
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
@@ -101,6 +102,8 @@ class Training:
 
     def _bind(self) -> None:
         refuse_wrong_kinds(self._live)
+        for prefix, module in self._live.modules().items():
+            bind_module(module, prefix or "model")
         for name, optimizer in self._live.optimizers.items():
             bind_optimizer(optimizer, f"optimizer.{name}")
         for name, scheduler in self._live.schedulers.items():
@@ -204,7 +207,7 @@ class Training:
 
     def _warn_of_due_schedules(self) -> None:
         for name in self._live.schedulers:
-            if self._clock.is_due(name):
+            if self._clock.tells_due(name):
                 warnings.warn(
                     f"scheduler.{name} is due: {self._clock.outstanding(name)} optimizer steps since it last moved, "
                     f"and it has moved every {self._clock.usual(name)} so far. A program that resumes after "

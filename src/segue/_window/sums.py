@@ -133,7 +133,20 @@ class GradientSums:
         """The live sums."""
         return list(self._sums.items())
 
-    def replace(self, sums: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    @property
+    def handed_out(self) -> list[nn.Parameter]:
+        """The parameters whose `.grad` is still what the last window handed out."""
+        return [
+            parameter
+            for parameter, handed_out in self._handed_out.items()
+            if parameter.grad is not None and handed_out() is parameter.grad
+        ]
+
+    def replace(
+        self, sums: Iterable[tuple[nn.Parameter, torch.Tensor]], handed_out: Iterable[nn.Parameter]
+    ) -> None:
         """Take over other sums; what was there is dropped, never added to."""
         self._sums = dict(sums)
-        self._handed_out = {}
+        self._handed_out = {
+            parameter: weakref.ref(parameter.grad) for parameter in handed_out if parameter.grad is not None
+        }

@@ -148,7 +148,12 @@ class WeightedAccumulator(AccumulationWindow):
         counts = (self._window_microbatches, self._microbatches, self._total_weight)
         return WindowState("weighted", self._dtype_name(), self._loss_scale, *counts)
 
-    def replace_window(self, state: WindowState, sums: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    def replace_window(
+        self,
+        state: WindowState,
+        sums: Iterable[tuple[nn.Parameter, torch.Tensor]],
+        handed_out: Iterable[nn.Parameter] = (),
+    ) -> None:
         """Take over a window that `check_window` admitted; the one in progress is dropped."""
-        super().replace_window(state, sums)
+        super().replace_window(state, sums, handed_out)
         self._total_weight = state.total_weight

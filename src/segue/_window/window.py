@@ -46,13 +46,22 @@ class AccumulationWindow(ABC):
         """Return the live sums by parameter, for capture; not copies."""
         return self._sums.pending
 
+    def handed_out(self) -> list[nn.Parameter]:
+        """Return the parameters whose `.grad` is still what the last window handed out, for capture."""
+        return self._sums.handed_out
+
     def check_window(self, state: WindowState) -> None:
         """Raise `WindowError` unless this accumulator divides and fills as the recorded one did."""
         refuse_other_terms(state, self.window_state())
 
-    def replace_window(self, state: WindowState, sums: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    def replace_window(
+        self,
+        state: WindowState,
+        sums: Iterable[tuple[nn.Parameter, torch.Tensor]],
+        handed_out: Iterable[nn.Parameter] = (),
+    ) -> None:
         """Take over a window that `check_window` admitted; the one in progress is dropped."""
-        self._sums.replace(sums)
+        self._sums.replace(sums, handed_out)
         self._microbatches = state.microbatches
 
     def _refuse_too_many(self) -> None:

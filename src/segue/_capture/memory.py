@@ -1,0 +1,39 @@
+"""Which tensors lie over each other: what shares memory when it is captured would come back apart."""
+
+from __future__ import annotations
+
+import bisect
+
+import torch
+
+
+class Memory:
+    """Remembers the byte ranges of tensors by what they are called."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
+
+    def claim(self, tensor: torch.Tensor, where: str) -> str | None:
+        """Add a tensor; return what was there first if it overlaps it, else `None`.
+
+        Ranges are compared, not elements: interleaved views count as overlapping.
+        """
+        if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
+            return None
+        start, end = byte_range(tensor)
+        key = (str(tensor.device), tensor.untyped_storage().data_ptr())
+        spans = self._spans.setdefault(key, [])
+        position = bisect.bisect(spans, (start, end, ""))
+        # Sorted and disjoint, so only the neighbours can overlap.
+        for other_start, other_end, other in spans[max(position - 1, 0) : position + 1]:
+            if start < other_end and other_start < end:
+                return other
+        spans.insert(position, (start, end, where))
+        return None
+
+
+def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a non-empty strided tensor begins and ends in its storage, in bytes."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + (int(last) + 1) * tensor.element_size()

@@ -1,0 +1,198 @@
+"""The options of an optimizer: current values are state, what the program asked for is contract.
+
+A program may change any option as it trains: schedulers write learning rates, people write weight decay by hand. So
+current values are captured and put back in place. What the program asked for is remembered the first time an
+optimizer, or a group that it adds later, is seen; and that is compared, so that an edited program is noticed and an
+unchanged one is never refused (ADR 0003).
+
+Tensor options are filled in place, since compiled steps and schedulers hold them. Which of them are one tensor is
+kept too: torch hands one tensor learning rate to all groups and to `defaults` (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from segue._capture.plain import freeze
+from segue._capture.writes import ObjectWrite, Write
+from segue._record.sections import GroupRecord, OptimizerRecord
+from segue._record.tensors import CapturedTensor, empty_like_captured, fill
+from segue._record.tree import same, thaw
+from segue.errors import Finding, OptimizerMismatch
+
+# `params` is stored by name; `param_names` repeats the names as they were typed, wrappers included.
+_NOT_OPTIONS = frozenset({"params", "param_names"})
+# Options that a scheduler moves. Where one is attached, what the program asked for stands in other keys.
+_DRIVEN: dict[str, str] = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
+
+_first_seen: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+def bind_optimizer(optimizer: Optimizer, scope: str) -> None:
+    """Remember the options an optimizer is configured with, the first time it is seen in this process.
+
+    Raises:
+        UnsupportedState: If an option can't be kept.
+    """
+    configured_options(optimizer, scope)
+
+
+def options_of(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
+    """Copy the current options of each group.
+
+    Raises:
+        UnsupportedState: If an option can't be kept.
+    """
+    return [
+        {
+            key: freeze(value, f"{scope} group {index} {key}")
+            for key, value in group.items()
+            if key not in _NOT_OPTIONS
+        }
+        for index, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def configured_options(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
+    """Return the options of each group as they were when it was first seen.
+
+    Raises:
+        UnsupportedState: If an option can't be kept.
+    """
+    known = _first_seen.setdefault(optimizer, [])
+    if len(known) != len(optimizer.param_groups):
+        known += options_of(optimizer, scope)[len(known) :]
+    return known[: len(optimizer.param_groups)]
+
+
+def shared_options(optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:
+    """Name the places of options that are one tensor, two or more each, such as `0/lr` and `defaults/lr`."""
+    places: dict[int, list[str]] = {}
+    for holder, label in _holders(optimizer):
+        for key, value in holder.items():
+            if isinstance(value, torch.Tensor) and key not in _NOT_OPTIONS:
+                places.setdefault(id(value), []).append(f"{label}/{key}")
+    return tuple(tuple(names) for names in places.values() if len(names) > 1)
+
+
+def _holders(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], str]]:
+    for index, group in enumerate(optimizer.param_groups):
+        yield group, str(index)
+    yield optimizer.defaults, "defaults"
+
+
+def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: str) -> Iterator[Finding]:
+    """Yield the options that the program asks for otherwise than it did.
+
+    Args:
+        record: The recorded group.
+        live: What the program asks for now.
+        where: The group, for messages.
+        scope: The optimizer, for codes.
+    """
+    asked: dict[str, Any] = record.configured
+    for key in [*asked, *(key for key in live if key not in asked)]:
+        if key not in live:
+            yield _finding(
+                scope, key, "an option of the record is unknown to the program", where, asked[key], "absent"
+            )
+        elif key not in asked:
+            yield _finding(
+                scope, key, "an option of the program is not in the record", where, "absent", live[key]
+            )
+        elif not _same_request(key, record, live):
+            yield _finding(
+                scope, key, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
+            )
+
+
+def _finding(
+    scope: str, key: str, what: str, where: str, expected: Any, found: Any, *, admissible: bool = False
+) -> Finding:
+    return Finding(OptimizerMismatch, f"{scope}.{key}", what, where, expected, found, admissible=admissible)
+
+
+def _same_request(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
+    """Tell whether the program asks for what it asked for then, or for what the run has arrived at since.
+
+    The second is what a program asks that is built again around an optimizer in mid-run (a notebook cell).
+    """
+    driver = _DRIVEN.get(key)
+    if driver is not None and driver in record.configured and driver in live:
+        return type(record.configured[key]) is type(live[key])
+    return same(record.configured[key], live[key]) or (
+        key in record.options and same(record.options[key], live[key])
+    )
+
+
+def plan_options(
+    record: OptimizerRecord, optimizer: Optimizer, places: list[int], scope: str, accept: Collection[str]
+) -> Write:
+    """Plan to put options back; one that was accepted as changed stays, in the groups where it was.
+
+    Args:
+        record: The recorded optimizer.
+        optimizer: The live one.
+        places: For each live group, the recorded one that has its members.
+        scope: The optimizer, for codes.
+        accept: The accepted codes.
+    """
+    configured = configured_options(optimizer, scope)
+    assignments: list[tuple[dict[str, Any], str, dict[str, Any], set[str]]] = []
+    for index, (group, place) in enumerate(zip(optimizer.param_groups, places, strict=True)):
+        recorded, live = record.groups[place], configured[index]
+        kept = {
+            key
+            for key in live
+            if f"{scope}.{key}" in accept
+            and key in recorded.configured
+            and not _same_request(key, recorded, live)
+        }
+        assignments.append((group, str(place), recorded.options, kept))
+    kept_anywhere = {key for *_, kept in assignments for key in kept}
+    assignments.append((optimizer.defaults, "defaults", record.defaults, kept_anywhere))
+    return ObjectWrite(f"{scope} options", lambda: _assign(assignments, record.shared_options))
+
+
+def _assign(
+    assignments: list[tuple[dict[str, Any], str, dict[str, Any], set[str]]],
+    shared: tuple[tuple[str, ...], ...],
+) -> None:
+    first_place = {place: places[0] for places in shared for place in places}
+    made: dict[str, torch.Tensor] = {}
+    taken: set[int] = set()
+    for holder, label, values, kept in assignments:
+        for key, value in values.items():
+            if key in kept:
+                continue
+            place = f"{label}/{key}"
+            if isinstance(value, CapturedTensor):
+                place = first_place.get(place, place)
+                if place not in made:
+                    made[place] = _filled(holder.get(key), value, taken)
+                holder[key] = made[place]
+            else:
+                holder[key] = thaw(value)
+        for key in [
+            key for key in holder if key not in values and key not in _NOT_OPTIONS and key not in kept
+        ]:
+            del holder[key]
+
+
+def _filled(current: Any, value: CapturedTensor, taken: set[int]) -> torch.Tensor:
+    """Fill the live tensor, unless it is of another layout or another option has it already."""
+    fits = (
+        isinstance(current, torch.Tensor)
+        and (current.dtype, tuple(current.shape), str(current.device))
+        == (value.dtype, value.shape, value.device)
+        and current.untyped_storage().data_ptr() not in taken
+    )
+    target = current if fits else empty_like_captured(value, value.device)
+    taken.add(target.untyped_storage().data_ptr())
+    fill(target, value)
+    return target
