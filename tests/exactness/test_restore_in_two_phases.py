@@ -194,7 +194,7 @@ def test_a_component_that_writes_to_the_model_and_then_refuses_interrupts():
 
 
 def test_an_interrupted_restore_can_not_be_saved_but_can_be_repeated():
-    class Interrupts:
+    class Interrupts(segue.RngStreams):
         """Stands in the place of the streams, which are written last."""
 
         active = True

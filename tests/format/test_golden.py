@@ -7,6 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from segue._record.contract import Sharing
@@ -15,7 +16,7 @@ from segue._record.tensors import CapturedTensor, MemoryBytes
 from segue._record.training import TrainingRecord
 from segue._record.tree import same
 from segue._store.archive import open_checkpoint, write_checkpoint
-from tests._store.records import module
+from tests._store.records import module, record
 
 GOLDEN = Path(__file__).parent / "golden" / "version-1"
 ATTEMPT = "0123456789abcdef"
@@ -43,17 +44,28 @@ def golden_record() -> TrainingRecord:
     )
 
 
-def test_the_golden_checkpoint_is_read():
-    with open_checkpoint(GOLDEN) as checkpoint:
+# The first is small enough to be spelled out below; the second has something in every section.
+GOLDENS = {"version-1": golden_record, "version-1-every-section": lambda: record(7)}
+
+
+@pytest.fixture(params=GOLDENS)
+def golden(request):
+    return GOLDEN.parent / request.param, GOLDENS[request.param]()
+
+
+def test_a_golden_checkpoint_is_read(golden):
+    path, expected = golden
+    with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
-        assert same(checkpoint.record().sections(), golden_record().sections())
+        assert same(checkpoint.record().sections(), expected.sections())
 
 
-def test_the_golden_checkpoint_is_written(tmp_path):
-    write_checkpoint(golden_record(), tmp_path / "again", new_attempt=lambda: ATTEMPT)
-    assert sorted(os.listdir(tmp_path / "again")) == sorted(os.listdir(GOLDEN))
-    for name in os.listdir(GOLDEN):
-        assert (tmp_path / "again" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
+def test_a_golden_checkpoint_is_written(golden, tmp_path):
+    path, expected = golden
+    write_checkpoint(expected, tmp_path / "again", new_attempt=lambda: ATTEMPT)
+    assert sorted(os.listdir(tmp_path / "again")) == sorted(os.listdir(path))
+    for name in os.listdir(path):
+        assert (tmp_path / "again" / name).read_bytes() == (path / name).read_bytes(), name
 
 
 def test_the_model_file_is_these_bytes():

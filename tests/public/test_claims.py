@@ -13,8 +13,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 def test_every_test_that_a_page_names_exists(page):
     for name in re.findall(r"`(tests/[\w/.]+)`", page.read_text()):
         path = ROOT / name
-        found = list(path.rglob("test_*.py")) if path.is_dir() else [path] if path.exists() else []
-        assert found, f"{page.name} names {name}"
+        assert any(path.rglob("*")) if path.is_dir() else path.exists(), f"{page.name} names {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
