@@ -28,10 +28,10 @@ test: $(STAMP)  ## Run the tests that take minutes, not hours.
 	$(PYTEST) -n $(WORKERS) -m 'not exact and not crash and not soak'
 
 exact: $(STAMP)  ## Run the full exactness matrix.
-	$(PYTEST) -n $(WORKERS) -m exact
+	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness
 
 crash: $(STAMP)  ## Run the full crash matrix.
-	$(PYTEST) -n $(WORKERS) -m crash
+	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/crash tests/hostile
 
 soak: $(STAMP)  ## Run what takes longer than twenty minutes.
 	$(PYTEST) -m soak --timeout 0

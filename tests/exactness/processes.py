@@ -30,6 +30,17 @@ def forked(plan: Plan) -> int:
     return process.exitcode
 
 
+def killed_after(plan: Plan, seconds: float) -> int:
+    """Carry out a plan in a new process, and kill that with SIGKILL unless it ends before; return its exit code."""
+    process = _context.Process(target=carry_out, args=(plan,))
+    process.start()
+    process.join(seconds)
+    process.kill()
+    process.join(30)
+    assert process.exitcode is not None, "the process hangs"
+    return process.exitcode
+
+
 def fresh(plan: Plan, hash_seed: int) -> int:
     """Carry out a plan in a new interpreter; return its exit code."""
     command = [sys.executable, "-W", "error", "-m", "tests.exactness.trainings", json.dumps(asdict(plan))]

@@ -15,7 +15,9 @@ def read(root: Path) -> list[Trace]:
     """Read the traces of all processes of a run, each by boundary."""
     traces = []
     for file in sorted(root.glob("trace-*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
-        entries = [json.loads(line) for line in file.read_text().splitlines()]
+        # A process that was killed as it wrote leaves an unfinished last line.
+        lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        entries = [json.loads(line) for line in lines]
         traces.append({entry["microbatch"]: entry for entry in entries})
     return traces
 

@@ -197,7 +197,8 @@ class Run:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.scheduler is not None:
+        ends = getattr(self.scheduler, "total_steps", None)
+        if self.scheduler is not None and (ends is None or self.scheduler.last_epoch < ends - 1):
             self.scheduler.step()
         self.ema.update_parameters(self.net)
 
