@@ -113,6 +113,34 @@ def test_an_object_is_its_class_and_its_attributes_are_state():
     assert callable_state(functools.partial(halves), "f") is None
 
 
+def test_an_object_in_a_partial_keeps_its_state():
+    one, other = functools.partial(Factor(0.5), 3), functools.partial(functools.partial(Factor(1.0)), 3)
+    one()
+    restore_callable_state(other, callable_state(one, "f"))
+    assert (other.func.cap, other.func.seen) == (0.5, [3])
+
+
+def test_attributes_of_a_function_make_a_difference():
+    def counting(epoch):
+        counting.calls += 1
+        return 1 / counting.calls
+
+    counting.calls = 0
+    before = fingerprint(counting, "f")
+    assert same(before, fingerprint(counting, "f"))
+    counting(0)
+    assert not same(before, fingerprint(counting, "f"))
+    counting.helper = Factor()
+    with pytest.raises(UnsupportedState, match="attribute helper"):
+        fingerprint(counting, "f")
+
+
+def test_what_a_wrapper_wraps_is_described_once():
+    wrapper = functools.wraps(halves)(closing_over(halves))
+    assert "attributes" not in fingerprint(wrapper, "f")
+    assert equal(wrapper, functools.wraps(halves)(closing_over(halves)))
+
+
 def test_a_fingerprint_can_be_stored():
     for function in (
         halves,
@@ -143,6 +171,7 @@ def test_a_cell_that_is_still_empty_is_told():
 REFUSED = [
     (Factor().method, "bound method"), ([].append, "bound method"), (closing_over(object()), "no exact encoding"),
     (closing_over(Factor()), "no exact encoding"), (functools.partial(halves, object()), "no exact encoding"),
+    (closing_over(functools.partial(Factor(), 1)), "no exact encoding"),
 ]  # fmt: skip
 
 

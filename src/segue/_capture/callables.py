@@ -52,12 +52,19 @@ def _function(function: types.FunctionType, where: str, above: tuple[int, ...]) 
     closure: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         closure[name] = _closed_over(cell, f"{where} closed-over {name}", above)
+    # Some count their calls in an attribute of their own; `functools.wraps` leaves one that is closed over already.
+    attributes = {
+        name: _held(value, f"{where} attribute {name}", above)
+        for name, value in vars(function).items()
+        if name != "__wrapped__"
+    }
     return {
         "function": function.__qualname__,
         "code": _code_digest(function.__code__),
         "defaults": freeze(list(function.__defaults__ or ()), f"{where} defaults"),
         "keyword_defaults": freeze(dict(function.__kwdefaults__ or {}), f"{where} keyword defaults"),
         "closure": closure,
+        **({"attributes": attributes} if attributes else {}),
     }
 
 
@@ -66,13 +73,25 @@ def _closed_over(cell: Any, where: str, above: tuple[int, ...]) -> Any:
         value = cell.cell_contents
     except ValueError:
         return {"empty": True}
-    if isinstance(value, types.FunctionType | functools.partial | types.BuiltinFunctionType):
+    return _held(value, where, above)
+
+
+def _held(value: Any, where: str, above: tuple[int, ...]) -> Any:
+    """Describe what a function holds: plain values, or functions that hold such; an object would hide its state."""
+    if isinstance(_applied(value), types.FunctionType | types.BuiltinFunctionType):
         return fingerprint(value, where, above)
     try:
         return freeze(value, where)
     except UnsupportedState as error:
         error.hint = "close over plain values, or use an object with `__call__`: its attributes are captured"
         raise
+
+
+def _applied(function: Any) -> Any:
+    """Return what a partial applies in the end; any other value itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _code_digest(code: types.CodeType) -> str:
@@ -96,7 +115,8 @@ def callable_state(function: Any, where: str) -> dict[str, Any] | None:
     Raises:
         UnsupportedState: If an attribute can't be kept, or it uses `__slots__`.
     """
-    if isinstance(function, types.FunctionType | types.BuiltinFunctionType | functools.partial):
+    function = _applied(function)
+    if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
         return None
     if not hasattr(function, "__dict__") or any(
         getattr(cls, "__slots__", ()) for cls in type(function).__mro__
@@ -111,5 +131,6 @@ def callable_state(function: Any, where: str) -> dict[str, Any] | None:
 def restore_callable_state(function: Any, state: dict[str, Any] | None) -> None:
     """Put attributes back: the inverse of `callable_state`."""
     if state is not None:
-        vars(function).clear()
-        vars(function).update(thaw(state))
+        attributes = vars(_applied(function))
+        attributes.clear()
+        attributes.update(thaw(state))
