@@ -282,3 +282,17 @@ def test_a_compiled_module_is_of_the_class_that_it_wraps():
     record = capture_component(plain, "m")
     assert list(check_component(record, compiled, "m")) == []
     assert list(check_component(capture_component(compiled, "m"), plain, "m")) == []
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_that_is_enabled_on_one_side_only_is_refused(enabled):
+    def with_scaler(enabled):
+        model = nn.Linear(1, 1)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        return Training(model, SGD(model.parameters(), lr=0.1), components={"scaler": scaler}, rng=None)
+
+    record = with_scaler(enabled).capture()
+    with_scaler(enabled).restore(record)
+    with pytest.raises(ComponentMismatch) as caught:
+        with_scaler(not enabled).check(record)
+    assert caught.value.code == "component.scaler.enabled"

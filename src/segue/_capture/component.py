@@ -157,6 +157,16 @@ def check_component(record: ComponentRecord, value: Any, name: str, shares: Any 
                 ContractMismatch, f"{scope}.shared", "it shares memory with other modules differently", scope,
                 _shown_shares(record.tree), _shown_shares(shares), "build the modules with the same ties as when it was captured",
             )  # fmt: skip
+    elif isinstance(value, torch.amp.GradScaler) and value.is_enabled() != bool(record.tree):
+        # A disabled one saves an empty dictionary, and drops whatever it is given without a word (torch 2.13).
+        sides = ("enabled", "disabled") if record.tree else ("disabled", "enabled")
+        yield Finding(
+            ComponentMismatch,
+            f"{scope}.enabled",
+            "the gradient scaler is enabled on one side only",
+            scope,
+            *sides,
+        )
     elif record.kind == "component":
         for clause in value.check(thaw(record.tree)) or ():
             yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)
