@@ -13,6 +13,7 @@ import torch
 import segue
 from segue.errors import (
     CheckpointExists,
+    CheckpointNotFound,
     CorruptCheckpoint,
     OptimizerMismatch,
     RunLocked,
@@ -93,6 +94,21 @@ def test_the_one_resumed_from_stays_until_two_newer_ones_exist(tmp_path):
         assert names(tmp_path / "run") == ["ckpt-000000003", "ckpt-000000004"]
         checkpointer.save({"n": 5})
         assert names(tmp_path / "run") == ["ckpt-000000005"]
+
+
+def test_a_training_that_moved_before_its_first_save_can_not_begin_again(tmp_path):
+    model, optimizer, training = make()
+    with segue.Checkpointer(training, tmp_path / "run", every_microbatches=5) as checkpointer:
+        assert checkpointer.resume({"n": 0}) == {"n": 0}
+        assert checkpointer.resume({"n": 0}) == {"n": 0}
+        step(model, optimizer)
+        checkpointer.save_if_due({"n": 1})
+        with pytest.raises(
+            CheckpointNotFound, match=r"moved on(?s:.*)1 microbatches(?s:.*)build the training again"
+        ):
+            checkpointer.resume({"n": 0})
+        checkpointer.save({"n": 1})
+        assert checkpointer.resume({"n": 0}) == {"n": 1}
 
 
 def test_a_damaged_newest_is_passed_over_with_a_warning_that_names_it_and_why(tmp_path):

@@ -180,6 +180,8 @@ class Checkpointer:
         Raises:
             MismatchError: If the newest verified checkpoint does not fit this training; nothing has changed.
             StoreError: If the run has checkpoints and all are damaged: it never starts afresh by itself.
+            CheckpointNotFound: If it has none, and this checkpointer has passed boundaries already: the default would
+                be given to a training that is no longer at its beginning.
             RunLocked: If another process writes to this run.
 
         Guarantees:
@@ -192,6 +194,7 @@ class Checkpointer:
         self._writer.settle()
         found = self._newest_verified()
         if found is None:
+            self._refuse_to_begin_half_way()
             self._has_joined = True
             self._cadence.reset(0, None)
             return default
@@ -202,6 +205,15 @@ class Checkpointer:
         self._microbatch = record.microbatch or 0
         self._cadence.reset(self._microbatch, record.step)
         return state
+
+    def _refuse_to_begin_half_way(self) -> None:
+        """Refuse to call it a beginning when this training has moved and there is nothing to go back to."""
+        if self._microbatch:
+            raise CheckpointNotFound(
+                "nothing was saved yet, and this training has moved on", code="checkpointer.nothing_saved",
+                where=self.path, found=f"{self._microbatch} microbatches since it began",
+                hint="build the training again; or save once before the loop, to have something to go back to",
+            )  # fmt: skip
 
     def newest(self) -> TrainingRecord | None:
         """Open the newest verified checkpoint without restoring it; `None` where the run has none.
