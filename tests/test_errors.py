@@ -84,8 +84,8 @@ def test_one_error_reports_all_findings_in_the_class_of_the_first():
 
 def test_what_can_be_admitted_prints_its_entry_beside_the_hint():
     plain, both = finding("a", admissible=True), finding("b", hint="or go back", admissible=True)
-    assert 'accept=["a"] keeps what the program has now' in str(plain)
-    assert 'or go back; accept=["b"]' in str(both)
+    assert 'resume(accept=["a"]) keeps what the program has now' in str(plain)
+    assert 'or go back; resume(accept=["b"])' in str(both)
     assert "accept" not in str(finding("c", hint="go back"))
     assert 'accept=["a"]' in str(MismatchError.of([plain]))
 
@@ -116,3 +116,17 @@ def test_values_are_shown_in_at_most_two_hundred_characters():
 def test_what_came_from_data_cannot_forge_lines_of_a_message():
     text = str(SegueError("w", where="a\n  hint:     delete everything", found="b\r\nc"))
     assert len(text.splitlines()) == 3
+
+
+def test_all_entries_that_would_admit_are_collected_in_one_line_to_paste():
+    findings = [
+        finding("a", admissible=True),
+        finding("b", admissible=True),
+        finding("a", admissible=True),
+        finding("c"),
+    ]
+    text = str(MismatchError.of(findings))
+    assert (
+        text.splitlines()[-1]
+        == 'to accept: resume(accept=["a", "b"]); 1 of the 4 differences can\'t be accepted'
+    )

@@ -74,7 +74,7 @@ class Finding:
     def _advice(self) -> str | None:
         if not self.admissible:
             return self.hint
-        entry = f'accept=["{self.code}"] keeps what the program has now'
+        entry = f'resume(accept=["{self.code}"]) keeps what the program has now'
         return f"{self.hint}; {entry}" if self.hint else entry
 
 
@@ -130,10 +130,13 @@ class SegueError(Exception):
         text = _sentence(self.code, self.what, self.where, self.expected, self.found, self.hint)
         if not self.also:
             return text
+        return text + self._further()
+
+    def _further(self) -> str:
         more = [f"- {finding}" for finding in self.also[:_MAX_ALSO]]
         if len(self.also) > _MAX_ALSO:
             more.append(f"- and {len(self.also) - _MAX_ALSO} more")
-        return text + "\nalso:\n" + "\n".join(more)
+        return "\nalso:\n" + "\n".join(more)
 
 
 class CaptureError(SegueError):
@@ -180,6 +183,15 @@ class MismatchError(SegueError):
     def __init__(self, what: str, *, findings: Sequence[Finding] = (), **fields: Any) -> None:
         self.findings = tuple(findings)
         super().__init__(what, **fields)
+
+    def _further(self) -> str:
+        codes = list(dict.fromkeys(finding.code for finding in self.findings if finding.admissible))
+        others = sum(not finding.admissible for finding in self.findings)
+        if not codes:
+            return super()._further()
+        entries = ", ".join(f'"{code}"' for code in codes)
+        rest = f"; {others} of the {len(self.findings)} differences can't be accepted" if others else ""
+        return f"{super()._further()}\nto accept: resume(accept=[{entries}]){rest}"
 
     @staticmethod
     def of(findings: Sequence[Finding]) -> MismatchError:

@@ -1,5 +1,7 @@
 """The same record under other names, wherever a name occurs."""
 
+from dataclasses import replace
+
 import pytest
 
 from segue._record.contract import Sharing
@@ -70,3 +72,13 @@ def test_two_tensors_never_get_one_name():
 def test_no_names_give_the_record_itself():
     one = made()
     assert renamed(one, {}) is one
+
+
+def test_names_of_tensors_imply_the_modules_that_hold_them():
+    old = module({"head.weight": tensor(), "head.bias": tensor(shape=(1,))})
+    made = replace(
+        record(), model=replace(old, training={"": True, "head": False}), optimizers={}, components={}
+    )
+    made = replace(made, gradients=GradientsRecord({}), window=None)
+    new = renamed(made, {"head.weight": "top.weight", "head.bias": "top.bias"})
+    assert new.model.training == {"": True, "top": False}

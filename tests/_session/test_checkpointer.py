@@ -183,7 +183,7 @@ def test_a_renamed_module_is_admitted_by_name_and_written_into_the_lineage(tmp_p
         checkpointer.save({"n": 1})
     new, optimizer, training = build("new", 1)
     with segue.Checkpointer(training, tmp_path / "run") as checkpointer:
-        with pytest.raises(segue.errors.ContractMismatch, match=r'rename=\{"old\.bias": "new\.bias"\}'):
+        with pytest.raises(segue.errors.ContractMismatch, match=r'rename=\{"old": "new"\}'):
             checkpointer.resume()
         assert checkpointer.resume(rename={"old": "new"}) == {"n": 1}
         checkpointer.save({"n": 2})
@@ -378,3 +378,21 @@ def test_options_out_of_range_are_refused(tmp_path, options):
     _, _, training = make()
     with pytest.raises(ValueError, match="must be"):
         segue.Checkpointer(training, tmp_path / "run", **options)
+
+
+def test_a_save_that_would_lose_the_caller_state_is_an_error_of_its_own(tmp_path):
+    _, _, training = make()
+    with segue.Checkpointer(training, tmp_path / "run") as checkpointer:
+        checkpointer.resume(default={"n": 0})
+        for save in (checkpointer.save, checkpointer.save_if_due):
+            with pytest.raises(TypeError, match="pass it on"):
+                save()
+        checkpointer.save({"n": 1})
+
+
+def test_swapped_arguments_and_intervals_of_another_type_are_named(tmp_path):
+    _, _, training = make()
+    with pytest.raises(TypeError, match=r"the first is a segue\.Training"):
+        segue.Checkpointer(str(tmp_path), training)
+    with pytest.raises(TypeError, match="every_microbatches must be a number"):
+        segue.Checkpointer(training, tmp_path / "run", every_microbatches="3")

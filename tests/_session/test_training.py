@@ -123,3 +123,20 @@ def test_a_component_named_rng_replaces_the_streams_and_comes_last():
     assert order == [("capture", "z"), ("capture", "rng")]
     training.restore(record)
     assert [entry for entry in order if entry[0] == "restore"] == [("restore", "z"), ("restore", "rng")]
+
+
+def test_lists_are_refused_with_the_way_to_give_names():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for arguments in (([optimizer],), (optimizer, [torch.optim.lr_scheduler.StepLR(optimizer, 1)])):
+        with pytest.raises(UnsupportedState, match="by name"):
+            segue.Training(model, *arguments)
+    with pytest.raises(UnsupportedState, match="by name"):
+        segue.Training(model, optimizer, components=[model])
+
+
+def test_an_entry_of_accept_that_can_not_admit_says_so():
+    _, _, training = make()
+    _, _, larger = make(size=4)
+    with pytest.raises(segue.errors.ContractMismatch, match="can't be accepted"):
+        larger.restore(training.capture(), accept=["model.shape.weight"])

@@ -159,7 +159,7 @@ DIFFERENCES = {
     "extra": (
         {"change": lambda m: m.register_buffer("scale", torch.ones(1))}, ContractMismatch, "model.extra.scale",
     ),
-    "renamed": ({"change": rename}, ContractMismatch, "model.extra.2.kernel"),
+    "renamed": ({"change": rename}, ContractMismatch, "model.missing.2.weight"),
     "reshaped": (
         {"change": lambda m: setattr(m[2], "bias", nn.Parameter(torch.ones(1, 4)))}, ContractMismatch, "model.shape.2.bias",
     ),

@@ -67,13 +67,13 @@ class TrainableContract:
             found: The contract of the live module.
             scope: What the tensors belong to, for codes: `model` or `component.<name>`.
         """
-        for name in sorted(self.tensors.keys() | found.tensors.keys()):
-            if name not in found.tensors:
-                yield self._missing(name, found, scope)
-            elif name not in self.tensors:
-                yield found._extra(name, self, scope)
-            else:
-                yield from self._differences_of(name, found.tensors[name], scope)
+        # What is missing first: its hint tells of a rename, and the rest follows from that.
+        for name in sorted(self.tensors.keys() - found.tensors.keys()):
+            yield self._missing(name, found, scope)
+        for name in sorted(found.tensors.keys() - self.tensors.keys()):
+            yield found._extra(name, self, scope)
+        for name in sorted(self.tensors.keys() & found.tensors.keys()):
+            yield from self._differences_of(name, found.tensors[name], scope)
         yield from self._sharing_differences(found, scope)
         yield from self._order_difference(found, scope)
 
@@ -106,18 +106,27 @@ class TrainableContract:
         if alias is not None:
             hint = f"in the program it is an alias of {next(iter(alias.members))}"
         else:
-            twins = [
-                other
-                for other in found.tensors
-                if other not in self.tensors and _same_but_name(self.tensors[name], found.tensors[other])
-            ]
-            if twins:
-                hint = f'was it renamed? then rename={{"{name}": "{twins[0]}"}} tells so'
+            hint = self._rename_hint(name, found)
         kind = getattr(self.tensors[name], "kind", "buffer")
         return Finding(
             ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",
             f"{scope} {name}", _summary(self.tensors[name]), "absent", hint,
         )  # fmt: skip
+
+    def _rename_hint(self, name: str, found: TrainableContract) -> str | None:
+        """Propose the entry of `rename=` that would bring this name to a new tensor of its kind and shape."""
+        twins = [
+            other
+            for other in found.tensors
+            if other not in self.tensors and _same_but_name(self.tensors[name], found.tensors[other])
+        ]
+        if not twins:
+            return None
+        twin = max(twins, key=lambda other: name.rsplit(".", 1)[-1] == other.rsplit(".", 1)[-1])
+        old, new = without_common_end(name, twin)
+        entry = {old: new} if old and new else {name: twin}
+        [(old, new)] = entry.items()
+        return f'was it renamed? then resume(rename={{"{old}": "{new}"}}) tells so'
 
     def _extra(self, name: str, record: TrainableContract, scope: str) -> Finding:
         kind = getattr(self.tensors[name], "kind", "buffer")
@@ -143,6 +152,15 @@ class TrainableContract:
                 f"{scope} {names}", _sharing_summary(left), _sharing_summary(right),
                 "build the model with the same ties and views as when it was captured",
             )  # fmt: skip
+
+
+def without_common_end(left: str, right: str) -> tuple[str, str]:
+    """Cut the components that two dotted names share at their ends: `a.0.bias`, `b.0.bias` become `a`, `b`."""
+    lefts, rights = left.split("."), right.split(".")
+    while lefts and rights and lefts[-1] == rights[-1]:
+        lefts.pop()
+        rights.pop()
+    return ".".join(lefts), ".".join(rights)
 
 
 def moved(before: Sequence[str], after: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from segue._record.contract import Sharing, TrainableContract
+from segue._record.contract import Sharing, TrainableContract, without_common_end
 from segue._record.gradients import GradientsRecord
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
@@ -31,6 +31,7 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
             raise InvalidRecord(
                 "nothing in the record has this name", code="rename.unknown", where=f"rename {old}"
             )
+    names = _with_modules(names)
     table = _table(record.model.contract, names)
     return replace(
         record,
@@ -46,6 +47,16 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
             handed_out=tuple(sorted(table.get(name, name) for name in record.window.handed_out)),
         ),
     )
+
+
+def _with_modules(names: Mapping[str, str]) -> dict[str, str]:
+    """Add the submodules that an entry for a tensor implies: `{"a.weight": "b.weight"}` renames `a` to `b` as well."""
+    implied = {}
+    for old, new in names.items():
+        shorter = without_common_end(old, new)
+        if all(shorter):
+            implied[shorter[0]] = shorter[1]
+    return {**implied, **names}
 
 
 def is_known(record: TrainingRecord, name: str) -> bool:

@@ -15,6 +15,7 @@ class Cadence:
         clock: Monotonic seconds.
 
     Raises:
+        TypeError: If an interval is no number.
         ValueError: If an interval is not positive.
     """
 
@@ -28,6 +29,8 @@ class Cadence:
         for name, interval in (
             ("every_microbatches", every_microbatches), ("every_steps", every_steps), ("every_seconds", every_seconds)
         ):  # fmt: skip
+            if interval is not None and not isinstance(interval, int | float):
+                raise TypeError(f"{name} must be a number, not {interval!r}")
             if interval is not None and not interval > 0:
                 raise ValueError(f"{name} must be positive, not {interval!r}")
         self._every_microbatches = every_microbatches

@@ -54,8 +54,11 @@ class Checkpointer:
         background: Write in a thread, over a copy taken at the call; at most one save is in flight.
         signals: A preemption notice: the next `save_if_due` saves, waits until that is durable, and returns True.
         clock: Monotonic seconds, for `every_seconds`.
+        lock_timeout_seconds: How long to wait for another process that writes to this run, before `RunLocked`; a
+            preempted job's old process may still be on its way out.
 
     Raises:
+        TypeError: If the training or an interval is of another type.
         ValueError: If an interval or `keep_last` is not positive.
         StoreUnavailable: If the URL is of a kind that is not supported.
 
@@ -82,6 +85,10 @@ class Checkpointer:
         clock: Callable[[], float] = time.monotonic,
         lock_timeout_seconds: float = 30.0,
     ) -> None:
+        if not isinstance(training, Training):
+            raise TypeError(
+                f"Checkpointer(training, url): the first is a segue.Training, not {type(training).__name__}"
+            )
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, not {keep_last!r}")
         self._training = training
@@ -95,6 +102,7 @@ class Checkpointer:
         self._microbatch = 0
         self._resumed_from: int | None = None
         self._has_joined = False
+        self._expects_state = False
         self._is_open = False
         self._is_superseded = False
 
@@ -191,6 +199,7 @@ class Checkpointer:
             Reads the checkpoint twice: all of it is verified before anything is written.
         """
         self._open()
+        self._expects_state = default is not None
         self._writer.settle()
         found = self._newest_verified()
         if found is None:
@@ -262,11 +271,13 @@ class Checkpointer:
             True once a preemption signal has come and this checkpoint is durable: the program should end.
 
         Raises:
+            TypeError: If `resume` had a default and this has no state.
             CaptureError: If the training can't be captured.
             CheckpointExists: If the run has checkpoints and this checkpointer has not resumed.
             StoreError: If it can't be stored.
             SaveFailed: If the save before this one failed in the background.
         """
+        self._refuse_lost_state(state)
         self._microbatch += 1
         if not (self._preemption.is_set or self._cadence.is_due(self._microbatch, step)):
             return False
@@ -287,6 +298,7 @@ class Checkpointer:
             A handle; its `wait()` blocks until the checkpoint is durable, and without `background` it is already.
 
         Raises:
+            TypeError: If `resume` had a default and this has no state.
             CaptureError: If the training can't be captured.
             CheckpointExists: If the run has checkpoints and this checkpointer has not resumed.
             StoreError: If it can't be stored.
@@ -298,7 +310,14 @@ class Checkpointer:
         Cost:
             One copy of everything; with `background` nothing else blocks unless a save is still in flight.
         """
+        self._refuse_lost_state(state)
         return self._save(state, step)
+
+    def _refuse_lost_state(self, state: Any) -> None:
+        if state is None and self._expects_state:
+            raise TypeError(
+                "resume(default=...) began with a caller state: pass it on to each save, or it is lost"
+            )
 
     def _save(self, state: Any, step: int | None) -> PendingSave:
         self._open()

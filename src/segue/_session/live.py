@@ -127,8 +127,13 @@ def refuse_wrong_kinds(live: LiveTraining) -> None:
     if live.rng is not None and not isinstance(live.rng, RngStreams):
         raise _not_supported("rng takes `RngStreams()` or None", "rng", live.rng)
     for name, value in live.components.items():
+        if isinstance(value, list | tuple):
+            raise _not_supported("components are given by name", f"component.{name}", value)
         kind_of(value, name)
 
 
 def _not_supported(what: str, where: str, value: object) -> UnsupportedState:
-    return UnsupportedState(what, where=where, found=type_name(value))
+    hint = None
+    if isinstance(value, list | tuple):
+        hint = 'give several by name, `{"a": ..., "b": ...}`: names are how a checkpoint knows them'
+    return UnsupportedState(what, where=where, found=type_name(value), hint=hint)

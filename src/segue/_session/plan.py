@@ -7,6 +7,7 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -145,8 +146,15 @@ def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
     admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
     refused = [finding for finding in findings if finding not in admitted]
     if refused:
-        raise MismatchError.of(refused)
+        raise MismatchError.of(
+            [_told_in_vain(finding) if finding.code in accept else finding for finding in refused]
+        )
     return admitted
+
+
+def _told_in_vain(finding: Finding) -> Finding:
+    why = "this difference can't be accepted"
+    return replace(finding, hint=f"{finding.hint}; {why}" if finding.hint else why)
 
 
 def environment_findings(record: TrainingRecord) -> list[Finding]:

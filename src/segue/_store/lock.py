@@ -13,6 +13,8 @@ from segue._store.filesystem import Filesystem, close_quietly
 from segue.errors import RunLocked, StoreWarning
 
 _POLL_SECONDS = 0.05
+_SILENT_SECONDS = 1.0
+"""A wait that is no longer is over before anybody wonders."""
 
 
 class RootLock:
@@ -40,6 +42,8 @@ class RootLock:
             OSError: If locking failed otherwise.
         """
         deadline = time.monotonic() + timeout_seconds
+        silent_until = time.monotonic() + _SILENT_SECONDS
+        has_told = False
         while True:
             try:
                 self._filesystem.lock(self.descriptor)
@@ -50,6 +54,9 @@ class RootLock:
                         where=self._path,
                         hint="stop it, or give this run a folder of its own",
                     ) from error
+                if not has_told and time.monotonic() >= silent_until:
+                    has_told = True
+                    self._warn_waiting(timeout_seconds)
                 time.sleep(_POLL_SECONDS)
             except OSError as error:
                 if error.errno not in UNLOCKABLE:
@@ -60,6 +67,14 @@ class RootLock:
                 self.exclusive = True
                 _HELD.add(self)
                 return
+
+    def _warn_waiting(self, timeout_seconds: float) -> None:
+        warnings.warn(
+            StoreWarning(
+                f"{self._path}: {_holder(self.descriptor)} is writing to this run; waiting {timeout_seconds:g} s for it"
+            ),
+            stacklevel=2,
+        )
 
     def _warn_unlockable(self) -> None:
         warnings.warn(

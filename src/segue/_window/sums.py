@@ -130,8 +130,9 @@ class GradientSums:
 
     @property
     def pending(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """The live sums."""
-        return list(self._sums.items())
+        """The live sums, in the model's order of parameters: who adds up over them must not see in which they came."""
+        places = {parameter: place for place, parameter in enumerate(self._model.parameters())}
+        return sorted(self._sums.items(), key=lambda item: places.get(item[0], len(places)))
 
     @property
     def handed_out(self) -> list[nn.Parameter]:

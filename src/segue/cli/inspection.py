@@ -17,6 +17,7 @@ from segue.cli.summary import summarize
 from segue.cli.terminal import count, size
 
 # Options that tell at a glance how a group trains; the rest is in --json.
+_SHOWN_ITEMS = 6
 _SHOWN_OPTIONS = ("lr", "weight_decay", "betas", "momentum")
 _SHOWN_ENVIRONMENT = ("torch", "numpy", "python", "cpu_capability", "num_threads", "accelerators")
 
@@ -155,7 +156,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return "(" + ", ".join(_shown(item) for item in value) + ")"
+        shown = [_shown(item) for item in value[:_SHOWN_ITEMS]]
+        more = [f"... {len(value)} in all"] if len(value) > _SHOWN_ITEMS else []
+        return "(" + ", ".join([*shown, *more]) + ")"
     return str(value)
 
 

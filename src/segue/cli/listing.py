@@ -37,6 +37,10 @@ def list_run(url: str) -> Report:
     found = [_entry(candidate.path, partial(store.summary, candidate)) for candidate in store.candidates()]
     if not found and not os.path.isdir(path):
         raise CheckpointNotFound("no such run", where=path)
+    if not found and not os.path.exists(os.path.join(path, layout.RUN_FILE)):
+        is_checkpoint = os.path.exists(os.path.join(path, layout.MANIFEST_FILE))
+        hint = "this is one checkpoint: `segue inspect` shows it" if is_checkpoint else None
+        raise CheckpointNotFound("not the folder of a run", where=path, hint=hint)
     return {"path": path, "checkpoints": found, "unfinished": _unfinished(path)}
 
 
