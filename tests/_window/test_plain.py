@@ -70,6 +70,16 @@ def test_a_parameter_without_any_gradient_gets_none():
     assert model.taken() == [[2, 2], None]
 
 
+def test_sums_are_in_the_order_of_the_model_whenever_they_came():
+    model = Pair()
+    window = GradientAccumulator(model)
+    model.give(b=1)
+    window.add()
+    model.give(a=1)
+    window.add()
+    assert [parameter is model.a for parameter, _ in window.sums()] == [True, False]
+
+
 def test_a_tied_parameter_is_added_once():
     model = Pair()
     model.c = model.a
