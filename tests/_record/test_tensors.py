@@ -17,6 +17,7 @@ from segue._record.tensors import (
     bit_view,
     blobs,
     contiguous_strides,
+    fill,
     host_bytes,
     needs_scratch,
     read_bytes,
@@ -132,6 +133,15 @@ def test_an_empty_tensor_has_no_bytes_and_reads_none():
     live = CapturedTensor(torch.float32, (0, 3), (3, 1), "cpu", Unreadable()).to_host()
     assert live.shape == (0, 3)
     assert host_bytes(live).tolist() == []
+
+
+def test_what_was_filled_can_still_be_resized():
+    captured = tensor()
+    live = torch.empty(captured.shape, dtype=captured.dtype)
+    fill(live, captured)
+    assert host_bytes(live).tolist() == list(read_bytes(captured.source))
+    live.resize_(2 * live.numel() + 1)
+    captured.to_host().resize_(2 * live.numel())
 
 
 def test_scratch_is_needed_where_bytes_cannot_be_read_into_place():

@@ -6,6 +6,7 @@ contiguous changes the last bits of `clip_grad_norm_` (torch 2.13).
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -198,7 +199,7 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
     with torch.no_grad():
         plain = not (target.is_conj() or target.is_neg())
         if plain and target.device.type == "cpu" and target.is_contiguous():
-            captured.source.read_into(host_bytes(target).numpy().data)
+            captured.source.read_into(_live_memory(target, captured.num_bytes))
             torch.autograd.graph.increment_version(target)
             return
         if scratch is None:
@@ -211,6 +212,16 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
             bit_view(target).copy_(bit_view(value))
         else:
             target.copy_(value)
+
+
+def _live_memory(tensor: torch.Tensor, num_bytes: int) -> memoryview:
+    """View the memory of a contiguous host tensor as bytes, for as long as the caller holds the tensor.
+
+    Not by way of `Tensor.numpy()`, which marks the storage as one that can never be resized again (torch 2.13): the
+    observers of quantization-aware training resize their buffers in place.
+    """
+    memory = (ctypes.c_uint8 * num_bytes).from_address(tensor.data_ptr())
+    return np.frombuffer(memoryview(memory), dtype=np.uint8).data
 
 
 def needs_scratch(target: torch.Tensor) -> bool:
