@@ -14,11 +14,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.exactness.trainings import Plan, carry_out
+from tests.exactness.plans import Plan, carry_out
 
 ROOT = Path(__file__).resolve().parents[2]
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.exactness.trainings"])
+_context.set_forkserver_preload(["tests.exactness.plans"])
 
 
 def forked(plan: Plan) -> int:
@@ -43,7 +43,7 @@ def killed_after(plan: Plan, seconds: float) -> int:
 
 def fresh(plan: Plan, hash_seed: int) -> int:
     """Carry out a plan in a new interpreter; return its exit code."""
-    command = [sys.executable, "-W", "error", "-m", "tests.exactness.trainings", json.dumps(asdict(plan))]
+    command = [sys.executable, "-W", "error", "-m", "tests.exactness.plans", json.dumps(asdict(plan))]
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=120).returncode
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.exactness.plans import Plan
 from tests.exactness.processes import expect_end, forked, fresh
 from tests.exactness.traces import assert_same
-from tests.exactness.trainings import MODES, TOTAL, WINDOW, Plan
+from tests.exactness.trainings import MODES, TOTAL, WINDOW
 
 QUICK = ("adamw-foreach-fp32", "adamw-fused-bf16", "adamw-loop-bf16")
 seeds = itertools.count(1000)
@@ -53,11 +54,21 @@ def test_cut_once_at_each_microbatch(mode, reference, tmp_path):
         assert_same(reference(mode), root, reaches=TOTAL)
 
 
-@pytest.mark.parametrize("mode", full(MODES))
+@pytest.mark.parametrize("mode", full(QUICK))
 def test_killed_at_every_microbatch_in_turn(mode, reference, tmp_path):
-    for boundary in range(1, TOTAL + 1):
-        go(Plan(mode, str(tmp_path), seed=next(seeds) if boundary > 1 else 7, stop_after=boundary))
+    kill_in_turn(mode, tmp_path, range(1, TOTAL + 1))
     assert_same(reference(mode), tmp_path, reaches=TOTAL)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_before_within_and_after_a_window(mode, reference, tmp_path):
+    kill_in_turn(mode, tmp_path, (WINDOW - 1, WINDOW, WINDOW + 2, 3 * WINDOW - 1, TOTAL))
+    assert_same(reference(mode), tmp_path, reaches=TOTAL)
+
+
+def kill_in_turn(mode, root, boundaries):
+    for index, boundary in enumerate(boundaries):
+        go(Plan(mode, str(root), seed=7 if index == 0 else next(seeds), stop_after=boundary))
 
 
 @pytest.mark.parametrize("mode", full(QUICK))
@@ -73,7 +84,21 @@ def test_killed_between_saves_some_microbatches_are_done_again(mode, save_every,
     assert_same(reference(mode), tmp_path, reaches=TOTAL)
 
 
-@pytest.mark.parametrize("mode", full(MODES))
+@pytest.mark.parametrize("mode", full(QUICK))
+def test_preempted_in_mid_window_it_ends_by_itself_and_goes_on(mode, reference, tmp_path):
+    moments = (1, 6, 11)
+    for index, number in enumerate(moments):
+        plan = Plan(
+            mode, str(tmp_path), seed=7 if index == 0 else next(seeds), save_every=1000, preempt_in=number
+        )
+        go(plan)
+    go(Plan(mode, str(tmp_path), seed=next(seeds), save_every=1000))
+    saved = sorted(path.name for path in (tmp_path / "run").glob("ckpt-*"))
+    assert saved == ["ckpt-000000001", "ckpt-000000002", "ckpt-000000003"]
+    assert_same(reference(mode), tmp_path, reaches=TOTAL)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_continued_in_a_fresh_interpreter_with_another_hash_seed(mode, reference, tmp_path):
     boundary = WINDOW + 1 + list(MODES).index(mode) % (WINDOW - 1)
     root = cut(reference(mode), tmp_path, boundary)

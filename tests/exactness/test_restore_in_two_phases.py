@@ -1,6 +1,7 @@
 """Everything that can refuse refuses before the first write; then writes go in a fixed order, streams last."""
 
 import os
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import segue
 from segue._capture.writes import ObjectWrite
+from segue._record.training import Topology
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
@@ -16,6 +18,8 @@ from segue.errors import (
     DeviceMismatch,
     MismatchError,
     RestoreInterrupted,
+    TopologyMismatch,
+    UnsupportedFormat,
 )
 from tests.exactness.live import everything
 from tests.exactness.trainings import MODES, Run, seed
@@ -95,6 +99,117 @@ def test_the_device_comes_first():
     errors = [finding.error for finding in caught.value.findings]
     assert errors == sorted(errors, key=lambda error: error is not DeviceMismatch)
     assert errors[-1] is ContractMismatch
+
+
+def test_another_version_is_refused_before_anything_is_compared():
+    run = trained()
+    record = replace(run.training.capture().with_device("cuda:0"), version=2, topology=Topology(2, 1))
+    before = everything(run)
+    with pytest.raises(UnsupportedFormat, match="another version"):
+        run.training.restore(record)
+    assert everything(run) == before
+
+
+def test_the_topology_comes_before_the_device_and_that_before_all_else():
+    run = trained()
+    record = replace(run.training.capture().with_device("cuda:0"), topology=Topology(2, 1))
+    run.net.mix.weight.requires_grad_(False)
+    before = everything(run)
+    with pytest.raises(TopologyMismatch) as caught:
+        run.training.restore(record)
+    assert everything(run) == before
+    errors = [finding.error for finding in caught.value.findings]
+    assert list(dict.fromkeys(errors)) == [TopologyMismatch, DeviceMismatch, ContractMismatch]
+
+
+class Spies:
+    """Objects that are asked in the course of a restore, and note what of it has happened by then."""
+
+    def __init__(self, value):
+        self.log = log = []
+        self.net = net = nn.Linear(2, 2)
+        nn.init.constant_(net.weight, value)
+        self.optimizer = optimizer = torch.optim.AdamW(net.parameters(), lr=0.0)
+        net.weight.grad = torch.full_like(net.weight, value)
+        optimizer.step()
+        self.scheduler = scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        scheduler.last_epoch = int(value)
+        window = segue.GradientAccumulator(net, microbatches=2)
+        window.add()
+        net.weight.grad = torch.full_like(net.weight, value)
+
+        def note(who):
+            log.append((who, standing()))
+
+        def standing():
+            return {
+                "model": net.weight[0, 0].item(),
+                "optimizer": optimizer.param_groups[0]["lr"],
+                "gradient": net.weight.grad[0, 0].item(),
+                "scheduler": scheduler.last_epoch,
+                "window": [total[0, 0].item() for _, total in window.sums()],
+            }
+
+        class Component:
+            def capture(self):
+                return {}
+
+            def check(self, state):
+                note("check component")
+                return []
+
+            def restore(self, state):
+                note("component")
+
+        class State(defaultdict):
+            def clear(self):
+                note("optimizer")
+                super().clear()
+
+        class Window:
+            """An accumulator of the program's own."""
+
+            def check_window(self, state):
+                note("check window")
+
+            def replace_window(self, *window_and_consumed):
+                note("window")
+                window.replace_window(*window_and_consumed)
+
+            def __getattr__(self, name):
+                return getattr(window, name)
+
+        class Streams(segue.RngStreams):
+            def check(self, record):
+                note("check streams")
+                yield from super().check(record)
+
+            def plan(self, record):
+                writes = super().plan(record)
+                return [ObjectWrite("spy", lambda: note("streams")), *writes]
+
+        optimizer.state = State(dict, optimizer.state)
+        self.training = segue.Training(
+            net, optimizer, scheduler, accumulator=Window(), components={"a": Component()}, rng=Streams()
+        )
+        optimizer.param_groups[0]["lr"] = value
+
+
+def test_checks_and_then_writes_are_in_one_order():
+    record = Spies(2.0).training.capture()
+    spies = Spies(1.0)
+    spies.training.restore(record)
+    assert [who for who, _ in spies.log] == [
+        "check window", "check component", "check streams", "component", "optimizer", "window", "streams"
+    ]  # fmt: skip
+    unchanged = {"model": 1.0, "optimizer": 1.0, "gradient": 1.0, "scheduler": 1, "window": [1.0]}
+    written = {"model": 2.0, "optimizer": 2.0, "gradient": 2.0, "scheduler": 2, "window": [2.0]}
+    seen = dict(spies.log)
+    for who in ("check window", "check component", "check streams", "component"):
+        assert seen[who] == unchanged
+    assert seen["optimizer"] == {**unchanged, "model": 2.0}
+    assert seen["window"] == {**written, "scheduler": 1, "window": [1.0]}
+    assert seen["streams"] == written
 
 
 def test_a_component_that_refuses_is_put_back_and_nothing_else_was_touched():
@@ -288,36 +403,6 @@ def test_bytes_that_change_after_they_were_verified_interrupt_the_restore(tmp_pa
     run = with_components(trained(2), a=Vandal())
     with pytest.raises(RestoreInterrupted, match="rebuild"):
         run.training.restore(segue.load(path))
-
-
-def test_an_exception_in_mid_window_then_resume_in_the_same_process_equals_the_uninterrupted_run(tmp_path):
-    def loop(run, checkpointer, state, fails_at=None):
-        for number in range(state["microbatch"], 14):
-            state["losses"].append(run.microbatch(number))
-            if number == fails_at:
-                raise KeyError("a bug")
-            state["microbatch"] += 1
-            checkpointer.save_if_due(state)
-        return state
-
-    def start():
-        return {"microbatch": 0, "losses": []}
-
-    seed(1)
-    reference = Run(MODE)
-    with segue.Checkpointer(reference.training, tmp_path / "reference") as checkpointer:
-        expected = loop(reference, checkpointer, checkpointer.resume(default=start()))
-    expected_record = reference.training.capture()
-
-    seed(1)
-    run = Run(MODE)
-    with segue.Checkpointer(run.training, tmp_path / "run", every_microbatches=3) as checkpointer:
-        with pytest.raises(KeyError):
-            loop(run, checkpointer, checkpointer.resume(default=start()), fails_at=10)
-        torch.rand(5)  # whatever the handler does
-        state = loop(run, checkpointer, checkpointer.resume(default=start()))
-    assert state == expected
-    assert segue.diff(expected_record, run.training.capture()).identical
 
 
 def test_objects_keep_their_identity():

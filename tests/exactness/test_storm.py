@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from tests.exactness.plans import Plan
 from tests.exactness.processes import expect_end, forked, killed_after
 from tests.exactness.traces import assert_same
-from tests.exactness.trainings import Plan
 
 MODES = ("adamw-foreach-fp32", "adamw-fused-bf16", "autocast-bf16", "autocast-fp16-scaler")
 
