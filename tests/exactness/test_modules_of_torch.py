@@ -102,6 +102,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.ao.quantization is deprecated",
     "ignore:.*torch.nn.utils.weight_norm.* is deprecated",
     "ignore:.*torch.jit",
+    "ignore:Please use quant_min and quant_max",
 )
 
 

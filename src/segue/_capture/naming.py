@@ -122,5 +122,7 @@ def _occurrences(module: nn.Module, scope: str) -> Iterator[tuple[str, str, torc
 def buffer_places(module: nn.Module, scope: str) -> dict[str, tuple[nn.Module, str]]:
     """Return the owner and attribute of every buffer by each of its canonical names."""
     return {
-        _joined(path, name): (child, name) for path, child in walk(module, scope) for name in child._buffers
+        _joined(path, name): (child, name)
+        for path, child in walk(module, scope)
+        for name in tuple(child._buffers.keys())  # a scripted module's can't be iterated over directly
     }
