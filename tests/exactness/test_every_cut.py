@@ -12,6 +12,7 @@ from tests.exactness.traces import assert_same
 from tests.exactness.trainings import MODES, TOTAL, WINDOW
 
 QUICK = ("adamw-foreach-fp32", "adamw-fused-bf16", "adamw-loop-bf16")
+FRESH = (*QUICK, "adam-amsgrad-tensor-lr", "muon-beside-adamw", "autocast-fp16-fused-skipping")
 seeds = itertools.count(1000)
 
 
@@ -54,15 +55,15 @@ def test_cut_once_at_each_microbatch(mode, reference, tmp_path):
         assert_same(reference(mode), root, reaches=TOTAL)
 
 
-@pytest.mark.parametrize("mode", full(QUICK))
+@pytest.mark.parametrize("mode", full(QUICK[:1]))
 def test_killed_at_every_microbatch_in_turn(mode, reference, tmp_path):
     kill_in_turn(mode, tmp_path, range(1, TOTAL + 1))
     assert_same(reference(mode), tmp_path, reaches=TOTAL)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_killed_before_within_and_after_a_window(mode, reference, tmp_path):
-    kill_in_turn(mode, tmp_path, (WINDOW - 1, WINDOW, WINDOW + 2, 3 * WINDOW - 1, TOTAL))
+def test_killed_before_within_and_after_windows(mode, reference, tmp_path):
+    kill_in_turn(mode, tmp_path, (WINDOW - 1, 2 * WINDOW, TOTAL - 1, TOTAL))
     assert_same(reference(mode), tmp_path, reaches=TOTAL)
 
 
@@ -98,7 +99,7 @@ def test_preempted_in_mid_window_it_ends_by_itself_and_goes_on(mode, reference, 
     assert_same(reference(mode), tmp_path, reaches=TOTAL)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", full(FRESH))
 def test_continued_in_a_fresh_interpreter_with_another_hash_seed(mode, reference, tmp_path):
     boundary = WINDOW + 1 + list(MODES).index(mode) % (WINDOW - 1)
     root = cut(reference(mode), tmp_path, boundary)
