@@ -23,6 +23,24 @@ def test_capture_and_check_change_nothing(mode, num_microbatches):
     assert everything(run) == before
 
 
+def test_saving_looking_and_comparing_change_nothing(tmp_path):
+    seed(1)
+    run = Run(MODES["autocast-fp16-scaler"])
+    for number in range(6):
+        run.microbatch(number)
+    before = everything(run)
+    with segue.Checkpointer(run.training, tmp_path / "run", background=True) as checkpointer:
+        checkpointer.save({"n": 6}).wait()
+        assert everything(run) == before
+        newest = checkpointer.newest()
+        record = run.training.capture_async({"n": 6}).result()
+        assert segue.diff(newest, record).identical
+    info = segue.save(record, tmp_path / "export")
+    segue.verify(info.path)
+    run.training.check(segue.load(info.path))
+    assert everything(run) == before
+
+
 def test_a_capture_before_the_first_step_makes_no_optimizer_state():
     seed(1)
     run = Run(MODES["adamw-foreach-fp32"])
