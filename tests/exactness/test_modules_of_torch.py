@@ -131,14 +131,14 @@ class Run:
 def test_cut_at_each_microbatch(kind, tmp_path):
     seed(1)
     reference = Run(kind)
-    losses = reference.go_on(0, TOTAL)
+    losses = []
     for boundary in range(TOTAL):
-        seed(1)
-        cut = Run(kind)
-        assert cut.go_on(0, boundary) == losses[:boundary]
-        segue.save(cut.training.capture(), tmp_path / str(boundary))
+        segue.save(reference.training.capture(), tmp_path / str(boundary))
+        losses += reference.go_on(boundary, boundary + 1)
+    end = reference.training.capture()
+    for boundary in range(TOTAL):
         seed(2)
         resumed = Run(kind)
         resumed.training.restore(segue.load(tmp_path / str(boundary)))
         assert resumed.go_on(boundary, TOTAL) == losses[boundary:]
-        assert segue.diff(reference.training.capture(), resumed.training.capture()).identical
+        assert segue.diff(end, resumed.training.capture()).identical
