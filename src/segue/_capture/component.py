@@ -16,12 +16,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from segue._capture.module import capture_module, check_module, plan_module
+from segue._capture.module import capture_module, check_module
 from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import class_name, is_of_class, type_name
-from segue._capture.writes import Write
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
 from segue.errors import (
@@ -176,11 +175,6 @@ def _shown_shares(tree: Any) -> Any:
     if tree is None:
         return "nothing"
     return {name: "/".join(share["with"]) for name, share in tree["shares"].items()}
-
-
-def plan_component_module(record: ComponentRecord, value: nn.Module, name: str) -> list[Write]:
-    """Plan a component that is a module."""
-    return [] if record.module is None else plan_module(record.module, value, f"component.{name}")
 
 
 def streams_last(names: Iterable[str]) -> list[str]:

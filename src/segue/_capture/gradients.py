@@ -183,8 +183,7 @@ def _fits(gradient: torch.Tensor, captured: CapturedTensor) -> bool:
         type(gradient) is torch.Tensor
         and gradient.layout is torch.strided
         and not (gradient.requires_grad or gradient.is_inference())
-        and (gradient.dtype, tuple(gradient.shape), tuple(gradient.stride()))
-        == (captured.dtype, captured.shape, captured.strides)
+        and captured.has_layout_of(gradient)
     )
 
 

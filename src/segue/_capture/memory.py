@@ -21,8 +21,7 @@ class Memory:
         if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
             return None
         start, end = byte_range(tensor)
-        key = (str(tensor.device), tensor.untyped_storage().data_ptr())
-        spans = self._spans.setdefault(key, [])
+        spans = self._spans.setdefault(storage_of(tensor), [])
         position = bisect.bisect(spans, (start, end, ""))
         # Sorted and disjoint, so only the neighbours can overlap.
         for other_start, other_end, other in spans[max(position - 1, 0) : position + 1]:
@@ -30,6 +29,11 @@ class Memory:
                 return other
         spans.insert(position, (start, end, where))
         return None
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[str, int]:
+    """Return what is equal for tensors that lie in one storage."""
+    return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:

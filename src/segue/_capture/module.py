@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from segue._capture.memory import byte_range
+from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
 from segue._capture.staging import capture_tensor, refuse_unsupported, type_name
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
@@ -161,8 +161,7 @@ def _sharing(tensors: dict[str, NamedTensor]) -> tuple[Sharing, ...]:
     storages: dict[tuple[str, int], list[NamedTensor]] = {}
     for item in tensors.values():
         if item.tensor is not None and item.tensor.numel():
-            key = (str(item.tensor.device), item.tensor.untyped_storage().data_ptr())
-            storages.setdefault(key, []).append(item)
+            storages.setdefault(storage_of(item.tensor), []).append(item)
     groups = [_group_sharing(group) for items in storages.values() for group in _overlapping(items)]
     return tuple(sorted(filter(None, groups), key=lambda sharing: sorted(sharing.members)))
 

@@ -25,7 +25,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from segue._capture.memory import Memory
-from segue._capture.options import check_options, configured_options, options_of, plan_options, shared_options
+from segue._capture.options import (
+    check_options,
+    configured_options,
+    difference,
+    options_of,
+    plan_options,
+    shared_options,
+)
 from segue._capture.plain import freeze
 from segue._capture.staging import is_of_class, type_name
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
@@ -33,7 +40,7 @@ from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor, empty_like_captured
 from segue._record.tree import thaw
-from segue.errors import Finding, OptimizerMismatch, UnsupportedState
+from segue.errors import Finding, UnsupportedState
 
 # Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
 # devices; `step`, which schedulers wrap, and the mark that they leave.
@@ -176,13 +183,13 @@ def check_optimizer(
     """Yield what differs: class, groups, members, order, and options that the program asked for."""
     refuse_unsupported_optimizer(optimizer, scope)
     if not is_of_class(optimizer, record.class_name):
-        yield _finding(
+        yield difference(
             scope, "class", "another class of optimizer", scope, record.class_name, type_name(optimizer)
         )
         return
     members = {name for group in record.groups for name in group.parameters}
     for name in sorted(record.state.keys() - members):
-        yield _finding(
+        yield difference(
             scope,
             f"state.{name}",
             "the record has state of a parameter in no group",
@@ -219,19 +226,11 @@ def match_groups(record: OptimizerRecord, live: list[list[str]]) -> list[int] | 
     return places
 
 
-def _finding(
-    scope: str, aspect: str, what: str, where: str, expected: Any, found: Any, *, admissible: bool = False
-) -> Finding:
-    return Finding(
-        OptimizerMismatch, f"{scope}.{aspect}", what, where, expected, found, admissible=admissible
-    )
-
-
 def _membership_findings(record: OptimizerRecord, live: list[list[str]], scope: str) -> Iterator[Finding]:
     before = {name: index for index, group in enumerate(record.groups) for name in group.parameters}
     after = {name: index for index, members in enumerate(live) for name in members}
     if len(record.groups) != len(live):
-        yield _finding(scope, "groups", "another number of groups", scope, len(record.groups), len(live))
+        yield difference(scope, "groups", "another number of groups", scope, len(record.groups), len(live))
     for name in sorted(before.keys() | after.keys()):
         if name not in after or name not in before:
             what = "a parameter is in no group" if name not in after else "a parameter was in no group"
@@ -241,17 +240,19 @@ def _membership_findings(record: OptimizerRecord, live: list[list[str]], scope: 
                 if name not in after
                 else ("absent", f"group {after[name]}")
             )
-            yield _finding(scope, f"{code}.{name}", what, f"{scope} {name}", *sides)
+            yield difference(scope, f"{code}.{name}", what, f"{scope} {name}", *sides)
         elif before[name] != after[name]:
             where = f"{scope} {name}"
-            yield _finding(scope, f"group.{name}", "it is in another group", where, before[name], after[name])
+            yield difference(
+                scope, f"group.{name}", "it is in another group", where, before[name], after[name]
+            )
 
 
 def _order_findings(
     record: OptimizerRecord, live: list[list[str]], places: list[int], scope: str, *, admissible: bool
 ) -> Iterator[Finding]:
     if places != sorted(places):
-        yield _finding(
+        yield difference(
             scope, "group_order", "the groups are in another order; each one's options follow its members",
             scope, list(range(len(places))), places, admissible=admissible,
         )  # fmt: skip
@@ -259,7 +260,7 @@ def _order_findings(
         before, after = list(record.groups[place].parameters), live[index]
         if before != after:
             what = "the parameters are in another order" + ("; state follows the name" if admissible else "")
-            yield _finding(
+            yield difference(
                 scope, "order", what,
                 f"{scope} group {index}: {moved(before, after)}", before, after, admissible=admissible,
             )  # fmt: skip
@@ -304,8 +305,8 @@ def _plan_slot(value: Any, current: Any, where: str, writes: list[Write]) -> Any
 def _reusable(tensor: Any, captured: CapturedTensor) -> bool:
     return (
         type(tensor) is torch.Tensor
-        and (tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device))
-        == (captured.dtype, captured.shape, captured.strides, captured.device)
+        and captured.has_layout_of(tensor)
+        and str(tensor.device) == captured.device
         # A slot that is a view of something else may share memory with another slot.
         and not tensor._is_view()
         and not tensor.is_inference()

@@ -98,23 +98,26 @@ def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: 
     asked: dict[str, Any] = record.configured
     for key in [*asked, *(key for key in live if key not in asked)]:
         if key not in live:
-            yield _finding(
+            yield difference(
                 scope, key, "an option of the record is unknown to the program", where, asked[key], "absent"
             )
         elif key not in asked:
-            yield _finding(
+            yield difference(
                 scope, key, "an option of the program is not in the record", where, "absent", live[key]
             )
         elif not _same_request(key, record, live):
-            yield _finding(
+            yield difference(
                 scope, key, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
             )
 
 
-def _finding(
-    scope: str, key: str, what: str, where: str, expected: Any, found: Any, *, admissible: bool = False
+def difference(
+    scope: str, aspect: str, what: str, where: str, expected: Any, found: Any, *, admissible: bool = False
 ) -> Finding:
-    return Finding(OptimizerMismatch, f"{scope}.{key}", what, where, expected, found, admissible=admissible)
+    """Make the finding of something that differs in an optimizer."""
+    return Finding(
+        OptimizerMismatch, f"{scope}.{aspect}", what, where, expected, found, admissible=admissible
+    )
 
 
 def _same_request(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, named_tensors
 
 _Place = tuple[str, str, torch.Tensor]
@@ -35,18 +36,18 @@ def shared_between(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]
         shares = {}
         for item in items:
             assert item.tensor is not None
-            owner = objects.get(id(item.tensor)) or storages.get(_storage(item.tensor))
+            owner = objects.get(id(item.tensor)) or storages.get(storage_of(item.tensor))
             if owner is not None:
                 shares[item.name] = {
                     "with": (owner[0], owner[1]),
-                    "offset": _offset(item.tensor) - _offset(owner[2]),
+                    "offset": byte_range(item.tensor)[0] - byte_range(owner[2])[0],
                     "same": item.tensor is owner[2],
                 }
         for item in items:
             assert item.tensor is not None
             place = (scope, item.name, item.tensor)
             objects.setdefault(id(item.tensor), place)
-            storages.setdefault(_storage(item.tensor), place)
+            storages.setdefault(storage_of(item.tensor), place)
         found[scope] = {"shares": shares} if shares else None
     return found
 
@@ -60,11 +61,3 @@ def _has_memory(item: NamedTensor) -> bool:
         and tensor.device.type != "meta"
         and tensor.numel() > 0
     )
-
-
-def _storage(tensor: torch.Tensor) -> tuple[str, int]:
-    return str(tensor.device), tensor.untyped_storage().data_ptr()
-
-
-def _offset(tensor: torch.Tensor) -> int:
-    return int(tensor.storage_offset()) * tensor.element_size()

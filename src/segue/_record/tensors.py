@@ -136,6 +136,11 @@ class CapturedTensor:
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
+    def has_layout_of(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a strided tensor has the recorded dtype, shape and strides."""
+        layout = (tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+        return layout == (self.dtype, self.shape, self.strides)
+
     def with_device(self, device: str) -> CapturedTensor:
         """Return the same value placed on another device."""
         return replace(self, device=device)

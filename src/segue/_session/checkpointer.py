@@ -166,10 +166,8 @@ class Checkpointer:
 
     def _supersede(self) -> None:
         try:
-            self._writer.settle()
+            self.close()
         finally:
-            self._preemption.remove()
-            self._let_go()
             self._is_superseded = True
 
     def resume(
@@ -241,8 +239,7 @@ class Checkpointer:
         for candidate in candidates:
             try:
                 checkpoint = self._store.open(candidate)
-                checkpoint.verify()
-                return candidate, checkpoint.record()
+                return candidate, checkpoint.verify()
             except _DAMAGED as error:
                 reasons.append(error)
                 warnings.warn(

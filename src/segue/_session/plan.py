@@ -6,14 +6,14 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from segue._capture.clock import ScheduleClock
-from segue._capture.component import ObjectRestore, check_component, plan_component_module
+from segue._capture.component import ObjectRestore, check_component
 from segue._capture.environment import check_environment
 from segue._capture.gradients import check_gradients, check_window, plan_gradients, plan_window
 from segue._capture.module import check_module, plan_module
@@ -68,12 +68,10 @@ def _check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding
 
 def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
     names = parameter_names(live.parameters())
-    for name in sorted(record.optimizers.keys() | live.optimizers.keys()):
-        if name not in record.optimizers or name not in live.optimizers:
-            yield _one_sided(OptimizerMismatch, "optimizer", name, record.optimizers, live.optimizers)
-        else:
-            scope = f"optimizer.{name}"
-            yield from check_optimizer(record.optimizers[name], live.optimizers[name], names, scope)
+    yield from _check_each(
+        OptimizerMismatch, "optimizer", record.optimizers, live.optimizers,
+        lambda name, before, now: check_optimizer(before, now, names, f"optimizer.{name}"),
+    )  # fmt: skip
 
 
 def _check_pending(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -91,21 +89,18 @@ def _check_pending(record: TrainingRecord, live: LiveTraining) -> Iterator[Findi
 
 def _check_schedulers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
     names = live.optimizer_names()
-    for name in sorted(record.schedulers.keys() | live.schedulers.keys()):
-        if name not in record.schedulers or name not in live.schedulers:
-            yield _one_sided(SchedulerMismatch, "scheduler", name, record.schedulers, live.schedulers)
-        else:
-            scope = f"scheduler.{name}"
-            yield from check_scheduler(record.schedulers[name], live.schedulers[name], names, scope)
+    yield from _check_each(
+        SchedulerMismatch, "scheduler", record.schedulers, live.schedulers,
+        lambda name, before, now: check_scheduler(before, now, names, f"scheduler.{name}"),
+    )  # fmt: skip
 
 
 def _check_components(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
     shares = live.shares()
-    for name in sorted(record.components.keys() | live.components.keys()):
-        if name not in record.components or name not in live.components:
-            yield _one_sided(ComponentMismatch, "component", name, record.components, live.components)
-        else:
-            yield from check_component(record.components[name], live.components[name], name, shares.get(name))
+    yield from _check_each(
+        ComponentMismatch, "component", record.components, live.components,
+        lambda name, before, now: check_component(before, now, name, shares.get(name)),
+    )  # fmt: skip
 
 
 def _check_streams(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -126,6 +121,21 @@ _CHECKS = (
 
 # Whatever part they concern: on other processes or devices nothing else means much.
 _FIRST: tuple[type[MismatchError], ...] = (TopologyMismatch, DeviceMismatch)
+
+
+def _check_each(
+    error: type[MismatchError],
+    kind: str,
+    record: Mapping[str, Any],
+    live: Mapping[str, Any],
+    check: Callable[[str, Any, Any], Iterator[Finding]],
+) -> Iterator[Finding]:
+    """Compare what is registered by name: what is on one side only, and each pair by `check(name, before, now)`."""
+    for name in sorted(record.keys() | live.keys()):
+        if name in record and name in live:
+            yield from check(name, record[name], live[name])
+        else:
+            yield _one_sided(error, kind, name, record, live)
 
 
 def _one_sided(error: type[MismatchError], kind: str, name: str, record: Any, live: Any) -> Finding:
@@ -186,7 +196,7 @@ class RestorePlan:
         names = parameter_names(parameters)
         for name, component in record.components.items():
             if component.module is not None:
-                yield from plan_component_module(component, live.components[name], name)
+                yield from plan_module(component.module, live.components[name], f"component.{name}")
         yield from plan_module(record.model, live.model, "model")
         for name, optimizer in record.optimizers.items():
             yield from plan_optimizer(optimizer, live.optimizers[name], names, f"optimizer.{name}", accepted)

@@ -200,7 +200,7 @@ class Training:
             )
 
     def _refuse_unregistered(self) -> None:
-        # Walking all objects takes tens of milliseconds, so once; afterwards the groups' `initial_lr` tells.
+        # Walking all objects takes tens of milliseconds, so once; afterwards the mark tells that they leave on `step`.
         alive = () if self._searched else gc.get_objects()
         refuse_unregistered(self._live.optimizers, list(self._live.schedulers.values()), alive)
         self._searched = True

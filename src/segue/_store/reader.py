@@ -187,8 +187,11 @@ class StoredCheckpoint:
         offset = self.manifest.files[chunk.file].head + chunk.begin
         return StoredBytes(self._files[chunk.file], reference, offset, entry.num_bytes, chunk.xxh3)
 
-    def verify(self) -> None:
+    def verify(self) -> TrainingRecord:
         """Read every byte once and compare it with its checksum.
+
+        Returns:
+            The record, as from `record`; building it is part of the verification.
 
         Raises:
             CorruptCheckpoint: At the first that differs, naming file and tensor.
@@ -200,7 +203,7 @@ class StoredCheckpoint:
             _verify_head(self._files[name], entry)
         for reference, tensor in self.manifest.tensors.items():
             self._source(reference, tensor).verify()
-        self.record()
+        return self.record()
 
     def close(self) -> None:
         """Close the files; records of this checkpoint can then no longer be read."""
