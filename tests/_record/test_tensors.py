@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segue._record.composite import blobs
 from segue._record.tensors import (
     DTYPE_NAMES,
     DTYPES,
@@ -15,7 +16,6 @@ from segue._record.tensors import (
     CapturedTensor,
     MemoryBytes,
     bit_view,
-    blobs,
     contiguous_strides,
     fill,
     host_bytes,

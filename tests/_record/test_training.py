@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from segue._record.composite import blobs
 from segue._record.diff import diff
-from segue._record.tensors import CapturedTensor, blobs
+from segue._record.tensors import CapturedTensor
 from segue._record.training import SECTIONS, TrainingRecord
 from segue._record.tree import same
 from segue.errors import InvalidRecord

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from segue._record.composite import Composite
 from segue._record.tensors import CapturedTensor
 
 
@@ -16,7 +17,7 @@ class GradientsRecord:
     the parameter's: fp32 sums for bf16 parameters keep their precision.
     """
 
-    tensors: Mapping[str, CapturedTensor]
+    tensors: Mapping[str, CapturedTensor | Composite]
     """Sorted by name."""
 
     def __post_init__(self) -> None:

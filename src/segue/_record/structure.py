@@ -10,12 +10,45 @@ import dataclasses
 import functools
 import types
 import typing
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from segue._record.tensors import CapturedArray, CapturedTensor
+from segue._record.composite import CAPTURED, Composite
 from segue._record.tree import Path, shown_path
 from segue.errors import InvalidRecord
+
+SINCE = "since"
+"""The key, in a field's metadata, of the first version of the format that has it. Such a field has a default, and is
+written only where it differs from that: a record that needs nothing new is written as it always was."""
+
+
+def added(since: int, default: Any = None) -> Any:
+    """Declare a field that a version of the format after the first one added."""
+    return dataclasses.field(default=default, metadata={SINCE: since})
+
+
+def _is_unused(field: dataclasses.Field[Any], value: Any) -> bool:
+    return SINCE in field.metadata and getattr(value, field.name) == field.default
+
+
+def needed_version(value: Any) -> int:
+    """Return the oldest version of the format that can hold a record, or part of one."""
+    version = 1
+    if isinstance(value, Composite):
+        return max(value.since, *(needed_version(part) for part in value.parts.values()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, CAPTURED):
+        for field in dataclasses.fields(value):
+            if not _is_unused(field, value):
+                item = getattr(value, field.name)
+                version = max(version, field.metadata.get(SINCE, 1), needed_version(item))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            version = max(version, needed_version(item))
+    elif isinstance(value, list | tuple | deque):
+        for item in value:
+            version = max(version, needed_version(item))
+    return version
 
 
 def unstructure(value: Any) -> Any:
@@ -40,13 +73,19 @@ def _take_apart(hint: Any, value: Any) -> Any:
     if origin is tuple:
         item_hint = typing.get_args(hint)[0]
         return [_take_apart(item_hint, item) for item in value]
-    if dataclasses.is_dataclass(hint) and hint not in (CapturedTensor, CapturedArray):
+    if _is_section(hint):
         hints = _hints(typing.cast(type, hint))
         return {
             field.name: _take_apart(hints[field.name], getattr(value, field.name))
             for field in dataclasses.fields(hint)
+            if not _is_unused(field, value)
         }
     return value
+
+
+def _is_section(hint: Any) -> bool:
+    """Tell whether a type hint is a dataclass to take apart; captured tensors are leaves."""
+    return dataclasses.is_dataclass(hint) and not (isinstance(hint, type) and issubclass(hint, CAPTURED))
 
 
 def structure(cls: type[Any], tree: Any, path: Path = ()) -> Any:
@@ -73,7 +112,7 @@ def _build(hint: Any, tree: Any, path: Path) -> Any:
         return _build_mapping(hint, tree, path)
     if origin is tuple:
         return _build_tuple(hint, tree, path)
-    if dataclasses.is_dataclass(hint) and hint not in (CapturedTensor, CapturedArray):
+    if _is_section(hint):
         return _build_dataclass(typing.cast(type, hint), tree, path)
     if type(tree) is not hint:
         raise _wrong(path, hint, tree)
@@ -87,7 +126,7 @@ def _build_union(hint: Any, tree: Any, path: Path) -> Any:
     present = [choice for choice in choices if choice is not type(None)]
     if len(present) == 1:
         return _build(present[0], tree, path)
-    if type(tree) not in present:
+    if type(tree) not in present and not (Composite in present and isinstance(tree, Composite)):
         raise _wrong(path, hint, tree)
     return tree
 
@@ -107,12 +146,13 @@ def _build_tuple(hint: Any, tree: Any, path: Path) -> tuple[Any, ...]:
 
 
 def _build_dataclass(cls: type, tree: Any, path: Path) -> Any:
-    names = [field.name for field in dataclasses.fields(cls)]
-    if type(tree) is not dict or tree.keys() != set(names):
+    fields = dataclasses.fields(cls)
+    needed = {field.name for field in fields if SINCE not in field.metadata}
+    if type(tree) is not dict or not needed <= tree.keys() <= {field.name for field in fields}:
         found = sorted(map(str, tree)) if type(tree) is dict else tree
-        raise _wrong(path, f"fields {', '.join(names)}", found)
+        raise _wrong(path, f"fields {', '.join(field.name for field in fields)}", found)
     hints = _hints(cls)
-    return cls(**{name: _build(hints[name], tree[name], (*path, name)) for name in names})
+    return cls(**{name: _build(hints[name], tree[name], (*path, name)) for name in hints if name in tree})
 
 
 def _wrong(path: Path, expected: Any, found: Any) -> InvalidRecord:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -252,15 +251,3 @@ def same_bits(left: Blob, right: Blob) -> bool:
     else:
         return False
     return layout and read_bytes(left.source) == read_bytes(right.source)
-
-
-def blobs(tree: Any) -> Iterator[Blob]:
-    """Yield every captured tensor and array in a tree, in order."""
-    if isinstance(tree, CapturedTensor | CapturedArray):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from blobs(value)
-    elif isinstance(tree, list | tuple | deque):
-        for value in tree:
-            yield from blobs(value)

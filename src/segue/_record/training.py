@@ -9,10 +9,11 @@ from typing import Any
 
 from segue._record import structure as _structure
 from segue._record import tree as _tree
+from segue._record.composite import Composite, blobs
 from segue._record.contract import TensorSpec
 from segue._record.gradients import GradientsRecord
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
-from segue._record.tensors import CapturedTensor, blobs
+from segue._record.tensors import CapturedTensor
 from segue._record.window import WindowRecord
 
 RECORD_VERSION = 1
@@ -102,7 +103,7 @@ SECTIONS = tuple(item.name for item in fields(TrainingRecord))
 
 def _placed(value: Any, device: str) -> Any:
     """Rebuild a record with all placements replaced; trees keep their shape."""
-    if isinstance(value, CapturedTensor):
+    if isinstance(value, CapturedTensor | Composite):
         return value.with_device(device)
     if isinstance(value, TensorSpec):
         return replace(value, device=device)

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import xxhash
 
+from segue._record.composite import CAPTURED, CapturedSparse, CapturedSubclass, Composite, ConvertedTensor
+from segue._record.quantized import QuantizedTensor
 from segue._record.tensors import DTYPE_NAMES, DTYPES, Blob, CapturedArray, CapturedTensor, same_bits
 from segue.errors import InvalidRecord
 
@@ -29,6 +31,8 @@ _SAFE_INT = 2**53
 # so the entries `{"0": a, 5: b}` can never get the same path.
 Path = tuple[str | int, ...]
 Json = Any
+
+COMPOSITES: tuple[type[Composite], ...] = (CapturedSparse, CapturedSubclass, QuantizedTensor, ConvertedTensor)
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range)
 
@@ -74,6 +78,9 @@ def encode(value: Any, name: Callable[[Path, Blob], str], path: Path = ()) -> Js
     if isinstance(value, CapturedArray):
         order = "F" if value.fortran else "C"
         return {"array": [name(path, value), value.dtype, list(value.shape), order]}
+    if isinstance(value, Composite):
+        parts = {part: encode(item, name, (*path, part)) for part, item in value.parts.items()}
+        return {value.tag: [encode(value.description, _no_blobs, path), parts]}
     if kind in _ENCODERS:
         return _ENCODERS[kind](value)
     if isinstance(value, np.generic):
@@ -284,6 +291,18 @@ def _decode_tensor(body: Json, blob: Callable[[str], Blob], path: Path) -> Blob:
     return blob(body)
 
 
+def _decode_composite(cls: type[Composite]) -> Callable[[Json, Callable[[str], Blob], Path], Composite]:
+    def decode_composite(body: Json, blob: Callable[[str], Blob], path: Path) -> Composite:
+        description, parts = body
+        found = {part: decode(item, blob, (*path, part)) for part, item in parts.items()}
+        try:
+            return cls.from_parts(decode(description, _no_blob, path), found)
+        except InvalidRecord as error:
+            raise _bad(path, error.what, error.found) from error
+
+    return decode_composite
+
+
 def _unbase64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
@@ -317,6 +336,7 @@ _DECODERS: dict[str, Callable[[Json, Callable[[str], Blob], Path], Any]] = {
     "scalar": _decode_scalar,
     "array": _decode_array,
     "tensor": _decode_tensor,
+    **{cls.tag: _decode_composite(cls) for cls in COMPOSITES},
 }
 
 
@@ -329,7 +349,7 @@ def _shell_dtype(name: str) -> torch.dtype:
 
 def thaw(tree: Any) -> Any:
     """Copy a tree into live values: captured tensors become host tensors, arrays become arrays; nothing is shared."""
-    if isinstance(tree, CapturedTensor | CapturedArray):
+    if isinstance(tree, CAPTURED):
         return tree.to_host()
     kind = type(tree)
     if kind in (list, tuple, set, frozenset):
@@ -349,6 +369,8 @@ def same(left: Any, right: Any) -> bool:
         return isinstance(right, CapturedTensor | CapturedArray) and same_bits(left, right)
     if type(left) is not type(right):
         return False
+    if isinstance(left, Composite):
+        return same(left.description, right.description) and same(dict(left.parts), dict(right.parts))
     if isinstance(left, dict):
         ours, theirs = _by_identity(left), _by_identity(right)
         return ours.keys() == theirs.keys() and all(same(item, theirs[key]) for key, item in ours.items())
@@ -376,7 +398,9 @@ def _by_identity(mapping: dict[Any, Any]) -> dict[Any, Any]:
 
 def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield every leaf with its path; an empty container is a leaf, so that absence and emptiness differ."""
-    if isinstance(tree, dict) and tree:
+    if isinstance(tree, Composite):
+        yield from leaves({**tree.description, **tree.parts}, path)
+    elif isinstance(tree, dict) and tree:
         for index, (key, item) in enumerate(tree.items()):
             yield from leaves(item, (*path, key_part(index, key)))
     elif isinstance(tree, list | tuple | deque) and tree:

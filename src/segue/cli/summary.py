@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from segue._record.composite import blobs
 from segue._record.digest import STATE_SECTIONS
 from segue._record.sections import GroupRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
-from segue._record.tensors import CapturedTensor, blobs
+from segue._record.tensors import CapturedTensor
 from segue._record.training import TrainingRecord
 from segue._record.window import WindowRecord
 from segue.cli.plain import plain

@@ -1,0 +1,291 @@
+"""Tensors that consist of plain ones: sparse tensors, and tensor subclasses that flatten into parts.
+
+One shape for all of them: a `description` (a tree without tensors: class, shape, layout, context) and named `parts`.
+What has parts is never converted: an uncoalesced sparse gradient stays uncoalesced, a quantized moment keeps its
+codes and scales. Nothing is added up, requantized or dequantized on the way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+
+from segue._record.tensors import Blob, CapturedArray, CapturedTensor
+from segue.errors import InvalidRecord
+
+
+class Composite(ABC):
+    """A captured tensor made of captured tensors. Compare with `tree.same`; `==` is identity."""
+
+    tag: ClassVar[str]
+    """Its name in the typed encoding."""
+    since: ClassVar[int] = 2
+    """The first version of the format that has it."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> Mapping[str, CapturedTensor | Composite]:
+        """The tensors it consists of, by name, in a fixed order."""
+
+    @property
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """Everything else about it, as a tree without tensors."""
+
+    @classmethod
+    @abstractmethod
+    def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
+        """Build one from data that may be hostile: the inverse of `description` and `parts`.
+
+        Raises:
+            InvalidRecord: If they contradict each other.
+        """
+
+    @abstractmethod
+    def to_host(self) -> Any:
+        """Make a new live value in host memory."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.num_bytes for part in self.parts.values())
+
+    def with_device(self, device: str) -> Self:
+        """Return the same value placed on another device."""
+        placed = {name: part.with_device(device) for name, part in self.parts.items()}
+        return type(self).from_parts(self.description, placed)
+
+
+Captured = CapturedTensor | CapturedArray | Composite
+CAPTURED = (CapturedTensor, CapturedArray, Composite)
+
+
+def invalid(what: str, expected: Any = None, found: Any = None) -> InvalidRecord:
+    """Make the error for a composite that contradicts itself."""
+    return InvalidRecord(what, code="record.composite", expected=expected, found=found)
+
+
+def fields_of(description: Mapping[str, Any], **types: type | tuple[type, ...]) -> list[Any]:
+    """Return the fields of a description in the order given, after checking that they are all of it.
+
+    Raises:
+        InvalidRecord: If one is missing, unknown, or of another type.
+    """
+    if type(description) is not dict or description.keys() != types.keys():
+        raise invalid("bad description", sorted(types), description)
+    for name, kind in types.items():
+        if not isinstance(description[name], kind):
+            raise invalid(f"bad {name}", kind, description[name])
+    return [description[name] for name in types]
+
+
+def is_shape(value: Any) -> bool:
+    """Tell whether a tree is a shape: a tuple of ints that are not negative."""
+    return type(value) is tuple and all(type(size) is int and size >= 0 for size in value)
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""The real floating-point dtypes: what gradients may be, and what a precision setting converts between."""
+
+# The parts of each layout: those that hold indices, then the values.
+SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("indices", "values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+LAYOUTS: dict[str, torch.layout] = {str(layout).removeprefix("torch."): layout for layout in SPARSE_PARTS}
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedSparse(Composite):
+    """A sparse tensor: indices and values as they were, in their order, duplicates included."""
+
+    tag: ClassVar[str] = "sparse"
+
+    layout: str
+    """One of `LAYOUTS`."""
+    shape: tuple[int, ...]
+    coalesced: bool
+    """What the tensor said of itself; adding to it depends on that. False for the compressed layouts."""
+    tensors: Mapping[str, CapturedTensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The element type of the values."""
+        return self.tensors["values"].dtype
+
+    @property
+    def device(self) -> str:
+        """Where it lived."""
+        return self.tensors["values"].device
+
+    @property
+    def parts(self) -> Mapping[str, CapturedTensor]:
+        return self.tensors
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"layout": self.layout, "shape": self.shape, "coalesced": self.coalesced}
+
+    @classmethod
+    def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
+        layout, shape, coalesced = fields_of(description, layout=str, shape=tuple, coalesced=bool)
+        if layout not in LAYOUTS or not is_shape(shape):
+            raise invalid("bad sparse layout", sorted(LAYOUTS), (layout, shape))
+        names = SPARSE_PARTS[LAYOUTS[layout]]
+        if set(parts) != set(names) or not all(type(part) is CapturedTensor for part in parts.values()):
+            raise invalid("bad parts of a sparse tensor", names, sorted(parts))
+        return cls(layout, shape, coalesced, {name: parts[name] for name in names})
+
+    def to_host(self) -> torch.Tensor:
+        """Make a new sparse host tensor.
+
+        Raises:
+            InvalidRecord: If its indices are out of range, or parts do not fit each other: torch would read and
+                write wherever they point.
+        """
+        *indices, values = (part.to_host() for part in self.parts.values())
+        size = list(self.shape)
+        try:
+            if self.layout == "sparse_coo":
+                return torch.sparse_coo_tensor(
+                    indices[0], values, size, is_coalesced=self.coalesced, check_invariants=True
+                )
+            return torch.sparse_compressed_tensor(
+                indices[0], indices[1], values, size, layout=LAYOUTS[self.layout], check_invariants=True
+            )
+        except RuntimeError as error:
+            first_line = str(error).splitlines()[0]
+            raise invalid(f"not a sparse tensor: {first_line}"[:300], found=self.description) from error
+
+
+@dataclass(frozen=True, eq=False)
+class ConvertedTensor(Composite):
+    """A floating-point tensor that is stored in another dtype than its own: what a precision setting makes.
+
+    Its strides are those of the stored tensor. Coming back, it is converted on the host to its own dtype, as in the
+    seeds; whether that gives the first value again is for who converted it to say.
+    """
+
+    tag: ClassVar[str] = "converted"
+
+    dtype: torch.dtype
+    """Its own dtype."""
+    stored: CapturedTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.stored.shape
+
+    @property
+    def device(self) -> str:
+        """Where it lived."""
+        return self.stored.device
+
+    @property
+    def parts(self) -> Mapping[str, CapturedTensor]:
+        return {"stored": self.stored}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"dtype": self.dtype}
+
+    @classmethod
+    def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
+        [dtype] = fields_of(description, dtype=torch.dtype)
+        stored = parts.get("stored")
+        if len(parts) != 1 or type(stored) is not CapturedTensor:
+            raise invalid("bad parts of a converted tensor", ("stored",), sorted(parts))
+        if dtype not in FLOATS or stored.dtype not in FLOATS:
+            raise invalid("only floats are converted", found=(dtype, stored.dtype))
+        return cls(dtype, stored)
+
+    def to_host(self) -> torch.Tensor:
+        return self.stored.to_host().to(self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedSubclass(Composite):
+    """A tensor of a subclass that flattens into parts and a context (`__tensor_flatten__`), such as torchao's."""
+
+    tag: ClassVar[str] = "subclass"
+
+    class_name: str
+    """The full name of its class; one that `_record.subclass` admits."""
+    dtype: torch.dtype
+    """What the tensor says of itself; its parts have dtypes of their own."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str
+    context: Any
+    """What the class flattened besides tensors, as a tree made by `_record.subclass`."""
+    tensors: Mapping[str, CapturedTensor | Composite]
+    """In the order in which the class names them."""
+
+    @property
+    def parts(self) -> Mapping[str, CapturedTensor | Composite]:
+        return self.tensors
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {
+            "class_name": self.class_name,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "strides": self.strides,
+            "device": self.device,
+            "context": self.context,
+            "order": tuple(self.tensors),
+        }
+
+    @classmethod
+    def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
+        class_name, dtype, shape, strides, device, context, order = fields_of(
+            description, class_name=str, dtype=torch.dtype, shape=tuple, strides=tuple, device=str,
+            context=object, order=tuple,
+        )  # fmt: skip
+        if not is_shape(shape) or not is_shape(strides) or len(shape) != len(strides):
+            raise invalid("bad layout of a tensor subclass", found=(shape, strides))
+        if len(order) != len(parts) or set(order) != parts.keys():
+            raise invalid("bad parts of a tensor subclass", order, sorted(parts))
+        if not all(isinstance(part, CapturedTensor | Composite) for part in parts.values()):
+            raise invalid("a part of a tensor subclass is no tensor", found=sorted(parts))
+        tensors = {name: parts[name] for name in order}
+        return cls(class_name, dtype, shape, strides, device, context, tensors)
+
+    def with_device(self, device: str) -> CapturedSubclass:
+        placed = {name: part.with_device(device) for name, part in self.tensors.items()}
+        return replace(self, device=device, tensors=placed)
+
+    def to_host(self) -> torch.Tensor:
+        """Make a new host tensor of the class.
+
+        Raises:
+            InvalidRecord: If the class is not one that segue admits, or its library is not imported.
+        """
+        from segue._record.subclass import rebuild
+
+        return rebuild(self, {name: part.to_host() for name, part in self.tensors.items()})
+
+
+def blobs(tree: Any) -> Iterator[Blob]:
+    """Yield every plain tensor and array in a tree, in order; of a composite, its parts."""
+    if isinstance(tree, CapturedTensor | CapturedArray):
+        yield tree
+    elif isinstance(tree, Composite):
+        for part in tree.parts.values():
+            yield from blobs(part)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from blobs(value)
+    elif isinstance(tree, list | tuple | deque):
+        for value in tree:
+            yield from blobs(value)
