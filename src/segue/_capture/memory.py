@@ -6,6 +6,8 @@ import bisect
 
 import torch
 
+from segue._capture.staging import plain_parts
+
 
 class Memory:
     """Remembers the byte ranges of tensors by what they are called."""
@@ -18,6 +20,10 @@ class Memory:
 
         Ranges are compared, not elements: interleaved views count as overlapping.
         """
+        found = [self._claim(part, where) for _, part in plain_parts(tensor)]
+        return next((other for other in found if other is not None), None)
+
+    def _claim(self, tensor: torch.Tensor, where: str) -> str | None:
         if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
             return None
         start, end = byte_range(tensor)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from segue._capture.staging import capture_array, capture_tensor, type_name
+from segue._capture.staging import capture_array, capture_value, type_name
 from segue._record.tree import MAX_DEPTH, SCALARS
 from segue.errors import UnsupportedState
 
@@ -79,7 +79,7 @@ def _freeze_tensor(tensor: torch.Tensor, where: str) -> Any:
             "a tensor that requires grad can't be kept as plain state", where=where, found=type_name(tensor),
             hint="register the module that holds it, or store `tensor.detach()`",
         )  # fmt: skip
-    return capture_tensor(tensor, where)
+    return capture_value(tensor, where)
 
 
 def _freeze_mapping(value: dict[Any, Any], where: str, depth: int) -> Any:

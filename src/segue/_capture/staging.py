@@ -6,11 +6,13 @@ overwrites in place; so a copy is made here, once, always (torch 2.13).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from segue._record.composite import SPARSE_PARTS, CapturedSparse, Composite
 from segue._record.tensors import (
     DTYPE_NAMES,
     CapturedArray,
@@ -21,6 +23,8 @@ from segue._record.tensors import (
 )
 from segue._record.tree import plain_array_dtype
 from segue.errors import UnsupportedState
+
+_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def type_name(value: object) -> str:
@@ -70,9 +74,41 @@ def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
     )
 
 
+def capture_value(tensor: torch.Tensor, where: str) -> CapturedTensor | Composite:
+    """Copy a tensor of any layout that can be kept: strided, or sparse with its indices and values as they are.
+
+    Raises:
+        UnsupportedState: If the tensor, or a part of it, can't be kept.
+
+    Cost:
+        One copy of every part into new host memory; blocks until it is done.
+    """
+    if not is_sparse(tensor):
+        return capture_tensor(tensor, where)
+    layout = str(tensor.layout).removeprefix("torch.")
+    coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+    parts = {name: capture_tensor(part, f"{where} {name}") for name, part in plain_parts(tensor)}
+    return CapturedSparse(layout, tuple(tensor.shape), coalesced, parts)
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is of torch's own class and of a sparse layout whose parts can be kept."""
+    return type(tensor) in _CLASSES and tensor.layout in SPARSE_PARTS
+
+
+def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the live tensors that hold a tensor's bits, with their names: itself, with an empty name, if strided."""
+    if not is_sparse(tensor):
+        yield "", tensor
+        return
+    prefix = "_" if tensor.layout is torch.sparse_coo else ""  # the public ones demand a coalesced tensor
+    for name in SPARSE_PARTS[tensor.layout]:
+        yield name, getattr(tensor.detach(), prefix + name)()
+
+
 def refuse_unsupported(tensor: torch.Tensor, where: str) -> None:
     """Raise `UnsupportedState` unless `capture_tensor` can keep this tensor's bits."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(tensor) not in _CLASSES:
         raise _unsupported("this tensor subclass is not supported yet", where, type_name(tensor))
     if tensor.is_nested or tensor.layout is not torch.strided:
         found = "nested" if tensor.is_nested else str(tensor.layout)
