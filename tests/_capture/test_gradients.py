@@ -13,11 +13,12 @@ from segue._capture.gradients import (
     plan_gradients,
     plan_window,
 )
+from segue._record.composite import CapturedSparse
 from segue._record.gradients import GradientsRecord
 from segue._record.tensors import same_bits
 from segue.errors import ContractMismatch, PendingGradientError, UnsupportedState, WindowError
 from tests._store.records import tensor
-from tests._window.models import Pair, bits, sparse_gradient
+from tests._window.models import Pair, bits
 
 
 def parameters(model):
@@ -87,13 +88,59 @@ def test_a_frozen_parameter_that_is_tied_to_a_trainable_one_is_one_parameter():
     assert list(capture_gradients(parameters(model)).tensors) == ["a"]
 
 
-def test_sparse_gradients_and_those_in_a_graph_are_refused():
+def coo(indices, values, coalesced, size=(2,)):
+    return torch.sparse_coo_tensor(indices, values, size, is_coalesced=coalesced, check_invariants=True)
+
+
+SPARSE = {
+    "duplicates, out of order": coo([[1, 0, 1]], [-0.0, 2.0, 3.0], False),
+    "coalesced": coo([[0, 1]], [1.0, 2.0], True),
+    "sorted, yet not called coalesced": coo([[0, 1]], [1.0, 2.0], False),
+    "without values": coo(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), False),
+    "an explicit zero": coo([[0]], [0.0], True),
+}
+
+
+def sparse_bits(tensor):
+    return tensor.is_coalesced(), bits(tensor._indices()), bits(tensor._values()), tensor._values().stride()
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_a_sparse_gradient_comes_back_as_it_was(case, tmp_path):
     model = Pair()
-    model.a.grad = sparse_gradient()
-    with pytest.raises(UnsupportedState, match="layout") as caught:
-        capture_gradients(parameters(model))
-    assert caught.value.where == "gradient of a"
-    model.zero_grad()
+    model.a.grad = SPARSE[case]
+    record = capture_gradients(parameters(model))
+    model.a.grad = torch.ones(2)
+    restore(record, model)
+    assert model.a.grad.layout is torch.sparse_coo
+    assert model.a.grad is not SPARSE[case]
+    assert sparse_bits(model.a.grad) == sparse_bits(SPARSE[case])
+
+
+def test_a_restored_sparse_gradient_adds_up_as_the_first_one_did():
+    def backward(weight):
+        nn.functional.embedding(torch.tensor([2, 0, 2]), weight, sparse=True).pow(2).sum().backward()
+
+    model = nn.Embedding(4, 3, sparse=True)
+    backward(model.weight)
+    record = capture_gradients(parameters(model))
+    twin = nn.Embedding(4, 3, sparse=True)
+    twin.load_state_dict(model.state_dict())
+    restore(record, twin)
+    for each in (model, twin):
+        backward(each.weight)
+    assert sparse_bits(model.weight.grad) == sparse_bits(twin.weight.grad)
+
+
+def test_a_compressed_gradient_which_no_parameter_takes_is_a_finding():
+    compressed = CapturedSparse("sparse_csr", (2,), False, {"values": tensor(shape=(2,))})
+    assert findings(GradientsRecord({"a": compressed}), Pair()) == [
+        (ContractMismatch, "gradient.a", "sparse_csr")
+    ]
+
+
+def test_gradients_that_are_part_of_a_graph_are_refused():
+    model = Pair()
     model.a.grad = torch.ones(2, requires_grad=True)
     with pytest.raises(UnsupportedState, match="graph"):
         capture_gradients(parameters(model))

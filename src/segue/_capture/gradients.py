@@ -2,6 +2,8 @@
 
 Absent, zero and `None` differ: an optimizer skips a parameter without a gradient, and decays one with a zero.
 Strides are kept, since a gradient that comes back in another layout changes the last bits of its norm (torch 2.13).
+A sparse gradient keeps its indices in their order, duplicates included: coalescing adds values up in another order.
+Quantized ones live in records alone: no `.grad` takes them, and nothing here dequantizes.
 """
 
 from __future__ import annotations
@@ -12,12 +14,20 @@ from typing import Protocol
 import torch
 
 from segue._capture.memory import Memory
-from segue._capture.staging import capture_tensor
+from segue._capture.staging import capture_value
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
+from segue._record.composite import CapturedSparse, Composite, ConvertedTensor
 from segue._record.gradients import GradientsRecord
 from segue._record.tensors import CapturedTensor, empty_like_captured
 from segue._record.window import WindowRecord, WindowState
-from segue.errors import ContractMismatch, Finding, PendingGradientError, UnsupportedState, WindowError
+from segue.errors import (
+    ContractMismatch,
+    Finding,
+    LossyRecord,
+    PendingGradientError,
+    UnsupportedState,
+    WindowError,
+)
 
 Parameters = Mapping[str, torch.nn.Parameter]
 """The distinct registered parameters by canonical name."""
@@ -60,7 +70,7 @@ def capture_gradients(parameters: Parameters) -> GradientsRecord:
 
     Raises:
         PendingGradientError: If a frozen parameter has one.
-        UnsupportedState: If one is sparse, part of a graph, or otherwise can't be kept.
+        UnsupportedState: If one is part of a graph, shares memory with another, or otherwise can't be kept.
     """
     memory = Memory()
     return GradientsRecord({
@@ -72,23 +82,28 @@ def capture_gradients(parameters: Parameters) -> GradientsRecord:
 
 def _capture_gradient(
     name: str, parameter: torch.Tensor, gradient: torch.Tensor, memory: Memory
-) -> CapturedTensor:
+) -> CapturedTensor | Composite:
     where = f"gradient of {name}"
     if not parameter.requires_grad:
         raise PendingGradientError(
             "a frozen parameter has a pending gradient", where=where, found=f"{gradient.dtype} {tuple(gradient.shape)}",
             hint="set its `.grad` to None when you freeze it, or an optimizer would still use it",
         )  # fmt: skip
-    if gradient.requires_grad:
-        raise UnsupportedState(
-            "a gradient that is part of a graph can't be kept", where=where, found="requires_grad"
-        )
+    refuse_graph(gradient, where)
     other = memory.claim(gradient, name)
     if other is not None:
         raise UnsupportedState(
             "gradients that share memory can't be kept", where=where, found=f"shared with {other}"
         )
-    return capture_tensor(gradient, where)
+    return capture_value(gradient, where)
+
+
+def refuse_graph(gradient: torch.Tensor, where: str) -> None:
+    """Raise `UnsupportedState` for a gradient that can be differentiated itself: the graph would be lost."""
+    if gradient.requires_grad:
+        raise UnsupportedState(
+            "a gradient that is part of a graph can't be kept", where=where, found="requires_grad"
+        )
 
 
 def capture_window(accumulator: PendingSource, parameters: Parameters) -> WindowRecord:
@@ -107,7 +122,7 @@ def capture_window(accumulator: PendingSource, parameters: Parameters) -> Window
                 "the accumulator holds a sum for a parameter of no registered module", where="accumulator",
                 found=f"{total.dtype} {tuple(total.shape)}", hint="make it over the model of this training",
             )  # fmt: skip
-        sums[name] = capture_tensor(total, f"window sum of {name}")
+        sums[name] = capture_value(total, f"window sum of {name}")
     handed_out = tuple(
         sorted(names[id(parameter)] for parameter in accumulator.handed_out() if id(parameter) in names)
     )
@@ -124,13 +139,24 @@ def check_gradients(
     for name, captured in record.tensors.items():
         parameter = parameters.get(name)
         where = f"{scope} of {name}"
-        if parameter is None:
+        if not isinstance(captured, CapturedTensor | CapturedSparse | ConvertedTensor):
+            what = "a quantized gradient can't stand in `.grad` or in a window; it lives in a record alone"
+            yield Finding(ContractMismatch, f"{scope}.{name}", what, where, "floats", type(captured).__name__)
+        elif parameter is None:
             what = "a pending gradient has no parameter"
             yield Finding(ContractMismatch, f"{scope}.{name}", what, where, name, "absent")
         elif tuple(parameter.shape) != captured.shape:
             found_shape = tuple(parameter.shape)
             what = "a pending gradient has another shape than its parameter"
             yield Finding(ContractMismatch, f"{scope}.{name}", what, where, captured.shape, found_shape)
+        elif isinstance(captured, CapturedSparse) and captured.layout != "sparse_coo":
+            what = "a gradient of this layout can't stand in `.grad`"  # torch 2.13 refuses to assign it
+            yield Finding(ContractMismatch, f"{scope}.{name}", what, where, "sparse_coo", captured.layout)
+        elif isinstance(captured, ConvertedTensor) and not captured.exact:
+            what = "a pending gradient was stored in a dtype that does not hold it"
+            yield Finding(
+                LossyRecord, f"{scope}.lossy.{name}", what, where, captured.dtype, captured.stored.dtype,
+            )  # fmt: skip
         elif scope == "gradient" and parameter.grad_dtype not in (None, captured.dtype):
             # As after `parameter.data = parameter.data.to(...)` under a standing gradient (torch 2.13).
             what = "a pending gradient has a dtype that its parameter does not take"
@@ -169,13 +195,24 @@ def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Writ
     for name, parameter in parameters.items():
         captured, where = record.tensors.get(name), f"gradient of {name}"
         gradient = None
-        if captured is not None:
+        if isinstance(captured, CapturedTensor):
             gradient = parameter.grad
             if gradient is None or not _fits(gradient, captured) or memory.claim(gradient, name) is not None:
                 gradient = empty_like_captured(captured, parameter.device)
             writes.append(TensorWrite(where, gradient, captured))
+        elif captured is not None:
+            gradient = _new(captured, parameter.device)
         writes.append(ObjectWrite(where, _set_gradient(parameter, gradient)))
     return writes
+
+
+def _new(captured: Composite, device: torch.device) -> torch.Tensor:
+    """Make a live gradient that can't be filled in place.
+
+    All of it before anything is written, since indices that point nowhere are found only then.
+    """
+    gradient: torch.Tensor = captured.to_host().to(device)
+    return gradient
 
 
 def _fits(gradient: torch.Tensor, captured: CapturedTensor) -> bool:
@@ -199,8 +236,11 @@ def plan_window(record: WindowRecord, accumulator: PendingSource, parameters: Pa
     writes: list[Write] = []
     sums = []
     for name, captured in record.sums.tensors.items():
-        target = empty_like_captured(captured, parameters[name].device)
-        writes.append(TensorWrite(f"window sum of {name}", target, captured))
+        if isinstance(captured, CapturedTensor):
+            target = empty_like_captured(captured, parameters[name].device)
+            writes.append(TensorWrite(f"window sum of {name}", target, captured))
+        else:
+            target = _new(captured, parameters[name].device)
         sums.append((parameters[name], target))
     consumed = [parameters[name] for name in record.handed_out]
     writes.append(

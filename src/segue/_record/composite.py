@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from segue._record.tensors import Blob, CapturedArray, CapturedTensor
+from segue._record.tensors import Blob, CapturedArray, CapturedTensor, cast
 from segue.errors import InvalidRecord
 
 
@@ -171,7 +171,7 @@ class ConvertedTensor(Composite):
     """A floating-point tensor that is stored in another dtype than its own: what a precision setting makes.
 
     Its strides are those of the stored tensor. Coming back, it is converted on the host to its own dtype, as in the
-    seeds; whether that gives the first value again is for who converted it to say.
+    seeds.
     """
 
     tag: ClassVar[str] = "converted"
@@ -179,6 +179,8 @@ class ConvertedTensor(Composite):
     dtype: torch.dtype
     """Its own dtype."""
     stored: CapturedTensor
+    exact: bool
+    """Whether coming back gives the bits that it had; who converted it says so."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -196,20 +198,20 @@ class ConvertedTensor(Composite):
 
     @property
     def description(self) -> dict[str, Any]:
-        return {"dtype": self.dtype}
+        return {"dtype": self.dtype, "exact": self.exact}
 
     @classmethod
     def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
-        [dtype] = fields_of(description, dtype=torch.dtype)
+        dtype, exact = fields_of(description, dtype=torch.dtype, exact=bool)
         stored = parts.get("stored")
         if len(parts) != 1 or type(stored) is not CapturedTensor:
             raise invalid("bad parts of a converted tensor", ("stored",), sorted(parts))
         if dtype not in FLOATS or stored.dtype not in FLOATS:
             raise invalid("only floats are converted", found=(dtype, stored.dtype))
-        return cls(dtype, stored)
+        return cls(dtype, stored, exact)
 
     def to_host(self) -> torch.Tensor:
-        return self.stored.to_host().to(self.dtype)
+        return cast(self.stored.to_host(), self.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,6 +218,11 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
             target.copy_(value)
 
 
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert a host tensor into new memory of the same strides, which `Tensor.to` keeps only of dense ones."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu").copy_(tensor)
+
+
 def _live_memory(tensor: torch.Tensor, num_bytes: int) -> memoryview:
     """View the memory of a contiguous host tensor as bytes, for as long as the caller holds the tensor.
 

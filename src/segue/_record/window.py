@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from segue._record.gradients import GradientsRecord
-from segue._record.tensors import DTYPE_NAMES
 from segue.errors import InvalidRecord
 
 
@@ -39,10 +38,11 @@ class WindowRecord:
     def __post_init__(self) -> None:
         """Refuse sums that no window of these counters can hold."""
         for name, tensor in self.sums.tensors.items():
-            if DTYPE_NAMES[tensor.dtype] != self.state.dtype:
+            found = str(getattr(tensor, "dtype", None)).removeprefix("torch.")
+            if found != self.state.dtype:
                 raise InvalidRecord(
                     "a window sum is not of the window's dtype", code="record.window", where=name,
-                    expected=self.state.dtype, found=DTYPE_NAMES[tensor.dtype],
+                    expected=self.state.dtype, found=found,
                 )  # fmt: skip
             if self.state.microbatches == 0 or self.state.total_weight == 0:
                 raise InvalidRecord(
