@@ -17,9 +17,12 @@ from segue import errors
 from segue._capture.component import Component
 from segue._capture.rng import RngStreams
 from segue._record.diff import Difference, RecordDiff
+from segue._record.entries import GradientEntry
+from segue._record.gradients import GradientsRecord
 from segue._record.training import TrainingRecord
 from segue._session.archive import diff, load, save, verify
 from segue._session.checkpointer import Checkpointer
+from segue._session.gradients import capture_gradients, restore_gradients
 from segue._session.training import FullModel, Training
 from segue._session.writer import PendingSave
 from segue._store.reader import CheckpointInfo
@@ -35,15 +38,19 @@ __all__ = [
     "Difference",
     "FullModel",
     "GradientAccumulator",
+    "GradientEntry",
+    "GradientsRecord",
     "PendingSave",
     "RecordDiff",
     "RngStreams",
     "Training",
     "TrainingRecord",
     "WeightedAccumulator",
+    "capture_gradients",
     "diff",
     "errors",
     "load",
+    "restore_gradients",
     "save",
     "verify",
 ]

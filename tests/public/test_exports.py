@@ -15,9 +15,9 @@ import segue
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
-    "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator", "PendingSave",
-    "RecordDiff", "RngStreams", "Training", "TrainingRecord", "WeightedAccumulator", "diff", "errors", "load", "save",
-    "verify",
+    "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator", "GradientEntry",
+    "GradientsRecord", "PendingSave", "RecordDiff", "RngStreams", "Training", "TrainingRecord", "WeightedAccumulator",
+    "capture_gradients", "diff", "errors", "load", "restore_gradients", "save", "verify",
 ]  # fmt: skip
 
 
@@ -90,6 +90,12 @@ SECTIONS = {
     "WeightedAccumulator": ("Args", "Raises", "Guarantees"),
     "WeightedAccumulator.add_sum": ("Args", "Raises"),
     "WeightedAccumulator.finish_mean": ("Raises",),
+    "capture_gradients": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "restore_gradients": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
+    "GradientsRecord.from_entries": ("Args", "Raises"),
+    "GradientsRecord.select": ("Args", "Raises"),
+    "GradientsRecord.converted": ("Args", "Guarantees"),
+    "GradientsRecord.to_tensors": ("Returns", "Raises", "Guarantees"),
     "save": ("Args", "Returns", "Raises", "Guarantees", "Cost"),
     "load": ("Args", "Returns", "Raises", "Cost"),
     "verify": ("Returns", "Raises", "Cost"),
@@ -132,6 +138,8 @@ def test_public_values_are_frozen():
         segue.RecordDiff,
         segue.CheckpointInfo,
         segue.FullModel,
+        segue.GradientEntry,
+        segue.GradientsRecord,
     ):
         assert dataclasses.is_dataclass(cls)
         assert cls.__dataclass_params__.frozen

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -87,6 +87,11 @@ def fields_of(description: Mapping[str, Any], **types: type | tuple[type, ...]) 
 def is_shape(value: Any) -> bool:
     """Tell whether a tree is a shape: a tuple of ints that are not negative."""
     return type(value) is tuple and all(type(size) is int and size >= 0 for size in value)
+
+
+def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether several elements of a layout are one memory, which can't be written element by element."""
+    return any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True))
 
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -208,6 +213,8 @@ class ConvertedTensor(Composite):
             raise invalid("bad parts of a converted tensor", ("stored",), sorted(parts))
         if dtype not in FLOATS or stored.dtype not in FLOATS:
             raise invalid("only floats are converted", found=(dtype, stored.dtype))
+        if is_expanded(stored.shape, stored.strides):
+            raise invalid("expanded memory can't be converted", found=(stored.shape, stored.strides))
         return cls(dtype, stored, exact)
 
     def to_host(self) -> torch.Tensor:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from segue._record.composite import Composite
+import torch
+
+from segue._record.composite import CapturedSparse, Composite, ConvertedTensor, blobs
+from segue._record.conversion import Precision, converted
+from segue._record.entries import GradientEntry, gradient_of, refuse_invalid
+from segue._record.quantized import QuantizedTensor, QuantScheme
 from segue._record.tensors import CapturedTensor
+from segue.errors import InvalidRecord
+
+_KINDS = (CapturedTensor, CapturedSparse, ConvertedTensor, QuantizedTensor)
 
 
 @dataclass(frozen=True)
@@ -15,10 +23,112 @@ class GradientsRecord:
 
     A name that is missing had no gradient; that is neither a zero nor `None` in a table. The dtype may differ from
     the parameter's: fp32 sums for bf16 parameters keep their precision.
+
+    Made by `segue.capture_gradients`, put back by `segue.restore_gradients`; part of every `TrainingRecord`.
     """
 
     tensors: Mapping[str, CapturedTensor | Composite]
-    """Sorted by name."""
+    """Sorted by name: strided, sparse, quantized, or stored in another dtype."""
 
     def __post_init__(self) -> None:
+        """Sort, and refuse what is no gradient."""
+        for name, tensor in self.tensors.items():
+            if not isinstance(tensor, _KINDS):
+                raise InvalidRecord(
+                    "no gradient", code="gradients.kind", where=f"gradient of {name}", found=type(tensor).__name__
+                )  # fmt: skip
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+
+    @classmethod
+    def from_entries(cls, entries: Iterable[GradientEntry]) -> GradientsRecord:
+        """Make a record from raw data, such as another program wrote.
+
+        Entries are checked one after the other, all of them before anything is made of any; of each in this order:
+        its name is new, its two dtypes go together, its shape can be counted, its bytes are as many as they must be
+        (for quantized ones, the arithmetic of `segue.quant`), and what it would become can be addressed.
+
+        Args:
+            entries: In any order; the record is sorted by name. Bytes are copied.
+
+        Raises:
+            InvalidRecord: At the first entry that fails, with a code of its own for each check.
+        """
+        entries = list(entries)
+        refuse_invalid(entries)
+        return cls({entry.name: gradient_of(entry) for entry in entries})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that have a gradient, sorted."""
+        return tuple(self.tensors)
+
+    def dtype(self, name: str) -> torch.dtype | QuantScheme | None:
+        """Return the own dtype of a gradient, however it is stored, or `None` if there is none of this name."""
+        tensor = self.tensors.get(name)
+        if isinstance(tensor, QuantizedTensor):
+            return tensor.scheme
+        return None if tensor is None else tensor.dtype  # type: ignore[union-attr]
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the logical shape of a gradient, or `None` if there is none of this name."""
+        tensor = self.tensors.get(name)
+        return None if tensor is None else tensor.shape  # type: ignore[union-attr]
+
+    def select(self, names: Iterable[str]) -> GradientsRecord:
+        """Return the gradients of some parameters, bits and dtypes untouched.
+
+        Args:
+            names: A name without a gradient selects nothing; nothing is invented for it.
+
+        Raises:
+            InvalidRecord: If a name is given twice.
+        """
+        wanted: set[str] = set()
+        for name in names:
+            if name in wanted:
+                raise InvalidRecord("selected twice", code="gradients.selection", where=f"gradient of {name}")
+            wanted.add(name)
+        return GradientsRecord({name: tensor for name, tensor in self.tensors.items() if name in wanted})
+
+    def converted(self, precision: Precision) -> GradientsRecord:
+        """Return the same gradients stored in another precision, each with its own dtype beside it.
+
+        Args:
+            precision: `"double"`, `"full"`, `"half"` or a floating dtype; `"native"` leaves everything as it is.
+                Quantized and sparse gradients are never converted.
+
+        Guarantees:
+            Whether a conversion lost anything is decided from the values themselves, bit by bit, and kept with
+            each gradient; `lossy` lists them, and a restore refuses them.
+        """
+        return GradientsRecord({name: converted(tensor, precision) for name, tensor in self.tensors.items()})
+
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """The names of gradients that would not come back with the bits they had."""
+        return tuple(
+            name
+            for name, tensor in self.tensors.items()
+            if isinstance(tensor, ConvertedTensor) and not tensor.exact
+        )
+
+    def to_tensors(self, device: str | torch.device = "cpu") -> dict[str, torch.Tensor | QuantizedTensor]:
+        """Make live tensors of all gradients, on one device, each in its own dtype.
+
+        Returns:
+            By name. Quantized ones stay values: torch has no tensor for them, and nothing is dequantized.
+
+        Raises:
+            StoreError: If stored bytes do not match their checksums.
+            InvalidRecord: If a sparse gradient's indices are out of range.
+
+        Guarantees:
+            All bytes are verified before the first tensor is made.
+        """
+        for blob in blobs(dict(self.tensors)):
+            blob.source.verify()
+        live = {name: tensor.to_host() for name, tensor in self.tensors.items()}
+        return {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in live.items()
+        }

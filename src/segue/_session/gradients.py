@@ -1,0 +1,124 @@
+"""Gradients alone, without a `Training`: what stands in `.grad`, or in a table of one's own, as a value and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from segue._capture import gradients as pending
+from segue._capture.naming import named_tensors
+from segue._capture.staging import capture_value, type_name
+from segue._capture.writes import Write
+from segue._record.composite import Composite, blobs
+from segue._record.gradients import GradientsRecord
+from segue._record.quantized import QuantizedTensor
+from segue._record.tensors import CapturedTensor
+from segue.errors import ContractMismatch, Finding, MismatchError, PendingGradientError
+
+GradientTable = Mapping[str, torch.Tensor | QuantizedTensor]
+
+
+def capture_gradients(source: nn.Module | GradientTable) -> GradientsRecord:
+    """Take the pending gradients as a value, without clearing them.
+
+    Args:
+        source: A module, whose `.grad` are taken by canonical name, a tied one once; or a table of gradients by
+            parameter name, quantized ones too. Shapes, dtypes, layouts and devices are kept as they are.
+
+    Returns:
+        The gradients, sorted by name, in host memory that only the record owns. What has no gradient is absent.
+
+    Raises:
+        PendingGradientError: If a frozen parameter has a gradient, or a table has no tensor under a name.
+        UnsupportedState: If a gradient is part of a graph, shares memory with another, or can't be kept.
+
+    Guarantees:
+        Read-only. `restore_gradients` gives every bit back.
+
+    Cost:
+        One copy of each gradient into host memory; blocks until device reads are complete.
+
+    Collective:
+        No.
+    """
+    if isinstance(source, nn.Module):
+        return pending.capture_gradients(_parameters(source))
+    return GradientsRecord({name: _captured(name, value) for name, value in sorted(source.items())})
+
+
+def _captured(name: str, value: torch.Tensor | QuantizedTensor) -> CapturedTensor | Composite:
+    where = f"gradient of {name}"
+    if isinstance(value, QuantizedTensor):
+        return value.to_host()
+    if not isinstance(value, torch.Tensor):
+        raise PendingGradientError(
+            "a name has no gradient", code="gradients.missing", where=where, found=type_name(value),
+            hint="leave it out: absent is not zero",
+        )  # fmt: skip
+    pending.refuse_graph(value, where)
+    return capture_value(value, where)
+
+
+def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
+    """Put recorded gradients into `.grad`, each on its parameter's own device.
+
+    They replace what stands there, and are never added to it: a parameter without a recorded gradient has none
+    afterwards.
+
+    Args:
+        record: From `capture_gradients`, a `TrainingRecord`, or `GradientsRecord.from_entries`. Not changed, and not
+            shared with afterwards.
+        model: Whose parameters; restore their values from the same checkpoint first.
+
+    Raises:
+        ContractMismatch: If a gradient has no parameter here, only a frozen one, or one of another shape, or if it
+            is quantized or of a dtype that the parameter does not take (see `Parameter.grad_dtype`).
+        LossyRecord: If a gradient was stored in a precision that lost bits.
+        InvalidRecord: If a sparse gradient's indices are out of range.
+        StoreError: If stored bytes do not match their checksums.
+
+    Guarantees:
+        Every gradient is checked, its bytes verified and its memory allocated before the first is placed; after a
+        refusal nothing has changed.
+
+    Cost:
+        Two reads of each stored gradient, and one copy to its device.
+
+    Collective:
+        No.
+    """
+    parameters = _parameters(model)
+    findings = [*pending.check_gradients(record, parameters), *_frozen(record, parameters)]
+    if findings:
+        raise MismatchError.of(findings)
+    for blob in blobs(dict(record.tensors)):
+        blob.source.verify()
+    run_all(pending.plan_gradients(record, parameters))
+
+
+def run_all(writes: list[Write]) -> None:
+    """Run planned writes, over one scratch memory."""
+    needed = max((write.scratch_bytes for write in writes), default=0)
+    scratch = torch.empty(needed, dtype=torch.uint8, device="cpu")
+    for write in writes:
+        write.run(scratch)
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {
+        name: item.tensor
+        for name, item in named_tensors(model, "model").items()
+        if isinstance(item.tensor, nn.Parameter)
+    }
+
+
+def _frozen(record: GradientsRecord, parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
+    for name in record.names:
+        parameter = parameters.get(name)
+        if parameter is not None and not parameter.requires_grad:
+            yield Finding(
+                ContractMismatch, f"gradient.frozen.{name}", "a pending gradient's parameter is frozen",
+                f"gradient of {name}", "trainable", "frozen", "unfreeze it, or `select` the others",
+            )  # fmt: skip
