@@ -43,7 +43,13 @@ def test_the_tree_is_as_designed():
 def test_all_are_ordinary_exceptions_and_warnings_are_warnings():
     assert SegueError.__bases__ == (Exception,)
     named = {cls.__name__ for cls in errors.SegueWarning.__subclasses__()}
-    assert named == {"EnvironmentWarning", "ScheduleWarning", "SkippedCheckpointWarning", "StoreWarning"}
+    assert named == {
+        "CounterWarning",
+        "EnvironmentWarning",
+        "ScheduleWarning",
+        "SkippedCheckpointWarning",
+        "StoreWarning",
+    }
     assert issubclass(errors.SegueWarning, UserWarning)
 
 

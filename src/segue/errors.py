@@ -352,5 +352,9 @@ class ScheduleWarning(SegueWarning):
     """A scheduler was due when the training was captured."""
 
 
+class CounterWarning(SegueWarning):
+    """A step counter is of a dtype that can't count on from where it stands."""
+
+
 class StoreWarning(SegueWarning):
     """Something went wrong that does not endanger any checkpoint, such as a failed deletion."""

@@ -1,4 +1,4 @@
-"""B01 to B13: optimizer state and options follow names, looking changes nothing, and group objects stay."""
+"""B01 to B13, B35 and B36: optimizer state and options follow names, looking changes nothing, and group objects stay."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from segue import Checkpointer, Training
-from segue.errors import ContractMismatch, OptimizerMismatch
+from segue.errors import ContractMismatch, CounterWarning, OptimizerMismatch
 from tests.cases import children
-from tests.cases.state import live, stored
+from tests.cases.state import live, raw, stored
 
 
 def two_layers(order):
@@ -356,3 +356,90 @@ def test_b13_a_record_that_lacks_an_option_or_has_an_unknown_one_is_refused_nami
         assert [finding.code for finding in caught.value.findings] == codes
         assert live(b, other) == before
     assert other.param_groups[0]["maximize"] is True
+
+
+def stateful(dtype, slots):
+    """One parameter whose Adam state is given: each entry of the dtype it has."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False, dtype=dtype)
+    optimizer = Adam(model.parameters(), foreach=False)
+    if slots is not None:
+        optimizer.state[model.weight] = {
+            "step": torch.tensor(3.0), "exp_avg_sq": torch.ones(1, 4, dtype=dtype), **slots,
+        }  # fmt: skip
+    return model, optimizer
+
+
+STATES = {
+    "fp32 state of a bf16 parameter": (torch.bfloat16, {"exp_avg": torch.tensor([[1.0001, 2.0003, 3.0007, 4.0011]])}),
+    "bf16 state of an fp32 parameter, and entries that are no floats": (
+        torch.float32,
+        {
+            "exp_avg": torch.tensor([[1.0, 2, 3, 4]], dtype=torch.bfloat16),
+            "mask": torch.tensor([True, False, True, True]), "index": torch.arange(4),
+            "codes": torch.arange(4, dtype=torch.uint8), "count": 2**60, "name": "abc",
+        },
+    ),
+    "fp64 and fp8 state": (
+        torch.bfloat16,
+        {"exp_avg": torch.full((1, 4), 0.1, dtype=torch.float64), "scale": torch.ones(2).to(torch.float8_e4m3fn)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_b35_state_has_the_dtype_it_had(case, tmp_path):
+    dtype, slots = STATES[case]
+    model, optimizer = stateful(dtype, slots)
+    record = stored(Training(model, optimizer).capture(), tmp_path)
+    again, fresh = stateful(dtype, None)
+    Training(again, fresh).restore(record)
+    assert raw(dict(fresh.state[again.weight])) == raw(dict(optimizer.state[model.weight]))
+
+
+def counted(until, dtype=torch.float32, counter=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False, dtype=dtype)
+    optimizer = AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, foreach=False)
+    count(model, optimizer, until)
+    for slots in optimizer.state.values():
+        slots["step"] = slots["step"].to(counter)
+    return model, optimizer
+
+
+def count(model, optimizer, steps):
+    for _ in range(steps):
+        model.weight.grad = torch.full_like(model.weight, 0.1)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_b36_a_counter_keeps_its_dtype_and_counts_on(dtype, tmp_path):
+    model, optimizer = counted(250, dtype)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        record = stored(Training(model, optimizer).capture(), tmp_path)
+        again, fresh = counted(0, dtype)
+        Training(again, fresh).restore(record)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for each in ((model, optimizer), (again, fresh)):
+        count(*each, 50)
+    assert fresh.state[again.weight]["step"].dtype is torch.float32
+    assert fresh.state[again.weight]["step"].item() == 300
+    assert live(again, fresh) == live(model, optimizer)
+
+
+@pytest.mark.parametrize(("counter", "steps"), [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_b36_a_counter_that_cannot_count_on_is_told_at_capture_and_restore(counter, steps, tmp_path):
+    model, optimizer = counted(0, counter=counter)
+    optimizer.state[model.weight] = {
+        "step": torch.tensor(float(steps), dtype=counter), "exp_avg": torch.ones(1, 3), "exp_avg_sq": torch.ones(1, 3),
+    }  # fmt: skip
+    told = f"step counter of weight is {counter} and stands at {steps}"
+    with pytest.warns(CounterWarning, match=told):
+        record = Training(model, optimizer).capture()
+    again, fresh = counted(0)
+    with pytest.warns(CounterWarning, match=told):
+        Training(again, fresh).restore(stored(record, tmp_path))
+    assert raw(dict(fresh.state[again.weight])) == raw(dict(optimizer.state[model.weight]))

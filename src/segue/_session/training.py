@@ -25,13 +25,20 @@ from segue._capture.plain import freeze
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
+from segue._record.counters import stuck_counters
 from segue._record.rename import is_known, renamed
-from segue._record.sections import SchedulerRecord
+from segue._record.sections import OptimizerRecord, SchedulerRecord
 from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
 from segue._session.pending_capture import PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
-from segue.errors import EnvironmentWarning, RestoreInterrupted, ScheduleWarning, UnsupportedState
+from segue.errors import (
+    CounterWarning,
+    EnvironmentWarning,
+    RestoreInterrupted,
+    ScheduleWarning,
+    UnsupportedState,
+)
 
 
 @dataclass(frozen=True)
@@ -152,12 +159,14 @@ class Training:
             for name in streams_last(live.components)
         }
         streams = None if live.rng is None else live.rng.capture()
+        optimizers = {
+            name: capture_optimizer(optimizer, names, f"optimizer.{name}")
+            for name, optimizer in live.optimizers.items()
+        }
+        _warn_of_stuck_counters(optimizers)
         return TrainingRecord(
             model=capture_module(live.model, "model"),
-            optimizers={
-                name: capture_optimizer(optimizer, names, f"optimizer.{name}")
-                for name, optimizer in live.optimizers.items()
-            },
+            optimizers=optimizers,
             schedulers={name: self._capture_scheduler(name) for name in live.schedulers},
             gradients=capture_gradients(parameters),
             window=None if live.accumulator is None else capture_window(live.accumulator, parameters),
@@ -304,6 +313,7 @@ class Training:
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
+        _warn_of_stuck_counters(record.optimizers)
         # State that is allocated in inference mode could never be stepped again (torch 2.13).
         with torch.inference_mode(False):
             self._run(RestorePlan(record, self._live, self._clock, accepted))
@@ -317,6 +327,20 @@ class Training:
             self._is_half_written = self._is_half_written or plan.has_written
             raise
         self._is_half_written = False
+
+
+def _warn_of_stuck_counters(optimizers: Mapping[str, OptimizerRecord]) -> None:
+    for name, optimizer in optimizers.items():
+        stuck = list(stuck_counters(optimizer))
+        if stuck:
+            parameter, dtype, value = stuck[0]
+            others = f" and those of {len(stuck) - 1} other parameters" if len(stuck) > 1 else ""
+            warnings.warn(
+                f"optimizer.{name}: the step counter of {parameter}{others} is {dtype} and stands at {value:.0f}, "
+                "from where that dtype can't count on. It is kept as it is; cast it to float32 before going on.",
+                CounterWarning,
+                stacklevel=4,
+            )
 
 
 def _acceptance(
