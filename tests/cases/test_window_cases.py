@@ -1,11 +1,12 @@
-"""B27 to B29: a stop in mid-window, a short window, and windows divided by tokens."""
+"""B27 to B31: a stop in mid-window, a short window, windows divided by tokens, and where the data is."""
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from segue import GradientAccumulator, Training, WeightedAccumulator
+import segue
+from segue import Checkpointer, GradientAccumulator, Training, WeightedAccumulator
 from segue.errors import ContractMismatch
 from tests.cases import children
 from tests.cases.state import live, raw, stored
@@ -234,3 +235,51 @@ def test_b29_gradients_beside_an_open_window_are_kept_too(tmp_path):
     resumed.restore(stored(training.capture(), tmp_path))
     assert raw(model_2.weight.grad) == raw(model.weight.grad)
     assert sums_by_name(model_2, window_2) == sums_by_name(model, window)
+
+
+SAMPLES = 20
+
+
+def sampled(folder, size, stop=SAMPLES, window_type=GradientAccumulator):
+    """Train on one sample a microbatch; a checkpoint after each update says where the data is, in microbatches."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    window = window_type(model, microbatches=size)
+    seen = []
+    training = Training(model, optimizer, accumulator=window)
+    with Checkpointer(training, folder) as checkpointer:
+        state = checkpointer.resume(default={"sample": 0, "step": 0})
+        while state["sample"] < stop:
+            seen.append(state["sample"])
+            model(torch.full((1, 2), float(state["sample"]))).sum().backward()
+            window.add() if window_type is GradientAccumulator else window.add_sum(1)
+            state["sample"] += 1
+            if window.is_full:
+                window.finish_mean()
+                optimizer.step()
+                optimizer.zero_grad()
+                state["step"] += 1
+            checkpointer.save_if_due(state, step=state["step"])
+    return seen, state
+
+
+@pytest.mark.parametrize("window_type", [GradientAccumulator, WeightedAccumulator])
+def test_b31_the_position_is_counted_in_microbatches_and_not_in_updates(window_type, tmp_path):
+    before, state = sampled(tmp_path / "run", 3, stop=12, window_type=window_type)
+    assert (before, state) == (list(range(12)), {"sample": 12, "step": 4})
+    record = segue.load(sorted((tmp_path / "run").glob("ckpt-*"))[-1])
+    assert (record.step, record.microbatch) == (4, 12)
+    after, state = sampled(tmp_path / "run", 3, window_type=window_type)
+    assert after == list(range(12, SAMPLES))
+    assert state == {"sample": 20, "step": 6}
+
+
+@pytest.mark.parametrize("stop", [12, 13])
+def test_b31_another_window_size_is_refused_at_its_beginning_and_in_its_middle(stop, tmp_path):
+    sampled(tmp_path / "run", 3, stop=stop)
+    with pytest.raises(ContractMismatch) as caught:
+        sampled(tmp_path / "run", 4)
+    assert [(item.code, item.expected, item.found) for item in caught.value.findings] == [
+        ("window.window_microbatches", 3, 4)
+    ]
