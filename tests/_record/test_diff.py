@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from segue._capture.staging import capture_tensor
 from segue._record.diff import diff
 from segue._record.gradients import GradientsRecord
-from tests._store.records import record, tensor
+from tests._store.records import array, record, tensor
 
 
 def gradients(values):
@@ -103,3 +104,10 @@ def test_the_first_difference_is_by_section_and_the_worst_by_distance():
     found = diff(left, right)
     assert [item.section for item in found.differences] == ["gradients", "caller_state"]
     assert found.first is found.worst is found.differences[0]
+
+
+def test_arrays_that_differ_are_told_by_dtype_and_shape():
+    left, right = array(np.arange(3)), array(np.arange(3) + 1)
+    found = only(record(caller_state={"a": left}), record(caller_state={"a": right}))
+    assert (found.path, found.left, found.right) == ("a", "array <i8 (3,)", "array <i8 (3,)")
+    assert diff(record(caller_state={"a": left}), record(caller_state={"a": array(np.arange(3))})).identical

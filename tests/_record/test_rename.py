@@ -7,7 +7,7 @@ import pytest
 from segue._record.contract import Sharing
 from segue._record.gradients import GradientsRecord
 from segue._record.rename import renamed
-from segue._record.sections import GroupRecord, OptimizerRecord
+from segue._record.sections import ComponentRecord, GroupRecord, OptimizerRecord
 from segue._record.window import WindowRecord, WindowState
 from segue.errors import InvalidRecord
 from tests._store.records import module, record, tensor
@@ -82,3 +82,28 @@ def test_names_of_tensors_imply_the_modules_that_hold_them():
     made = replace(made, gradients=GradientsRecord({}), window=None)
     new = renamed(made, {"head.weight": "top.weight", "head.bias": "top.bias"})
     assert new.model.training == {"": True, "top": False}
+
+
+def test_what_only_overlaps_is_no_tie_and_keeps_both_names():
+    tensors = {"a.x": tensor(), "a.y": tensor(seed=2)}
+    shared = record(model=module(tensors, sharing=[Sharing({"a.x": 0, "a.y": 4}, False)]))
+    new = renamed(shared, {"a": "b"})
+    assert list(new.model.tensors) == ["b.x", "b.y"]
+    assert new.model.contract.sharing == (Sharing({"b.x": 0, "b.y": 4}, False),)
+
+
+def test_a_name_whose_end_is_all_of_it_implies_no_submodule():
+    renamed_once = renamed(record(model=module({"weight": tensor()})), {"weight": "other.weight"})
+    assert list(renamed_once.model.tensors) == ["other.weight"]
+
+
+def test_what_a_component_shares_with_the_model_is_renamed_and_with_others_is_not():
+    shares = {
+        "w": {"with": ("model", "encoder.weight"), "offset": 0, "same": True},
+        "v": {"with": ("component.b", "encoder.weight"), "offset": 0, "same": True},
+    }
+    component = ComponentRecord("module", "Loss", module({"w": tensor()}), {"shares": shares})
+    new = renamed(replace(made(), components={"loss": component}), {"encoder.weight": "body.weight"})
+    told = new.components["loss"].tree["shares"]
+    assert told["w"]["with"] == ("model", "body.weight")
+    assert told["v"]["with"] == ("component.b", "encoder.weight")

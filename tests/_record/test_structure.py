@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from segue._record.structure import structure, unstructure
+from segue._record.composite import CapturedSparse, Composite
+from segue._record.structure import added, needed_version, structure, unstructure
 from segue._record.tensors import CapturedTensor
 from segue._record.training import TrainingRecord
 from segue._record.tree import same
@@ -71,3 +72,45 @@ def test_anything_else_is_refused_by_its_path(tree, where):
 def test_trees_are_passed_through_untouched():
     odd = {"tree": {"inner": (1, {2})}}
     assert unstructure(dataclasses.replace(VALUE, tree=odd))["tree"] is odd
+
+
+@dataclasses.dataclass(frozen=True)
+class Grown:
+    """A section that got fields after the first version of the format."""
+
+    count: int
+    second: str | None = added(since=2)
+    third: int = added(since=3, default=7)
+    gradient: CapturedTensor | Composite | None = None
+
+
+SPARSE = CapturedSparse(
+    "sparse_coo", (2,), False, {"indices": tensor("int64", (1, 1)), "values": tensor(shape=(1,))}
+)
+
+
+def test_a_field_of_a_later_version_is_written_only_where_it_says_something():
+    assert unstructure(Grown(1)) == {"count": 1, "gradient": None}
+    assert unstructure(Grown(1, "x")) == {"count": 1, "second": "x", "gradient": None}
+    for value in (Grown(1), Grown(1, "x"), Grown(1, None, 8), Grown(1, "x", 9, SPARSE)):
+        assert structure(Grown, unstructure(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [({"gradient": None}, ""), ({"count": 1}, ""), ({"count": 1, "gradient": None, "fourth": 1}, ""),
+     ({"count": 1, "gradient": None, "third": "8"}, "third"), ({"count": 1, "gradient": 3}, "gradient")],
+)  # fmt: skip
+def test_a_later_field_is_checked_like_any_other(tree, where):
+    with pytest.raises(InvalidRecord) as caught:
+        structure(Grown, tree)
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("value", "version"),
+    [(Grown(1), 1), (Grown(1, "x"), 2), (Grown(1, "x", 8), 3), (Grown(1, gradient=SPARSE), 2), (SPARSE, 2),
+     (tensor(), 1), ({"a": [({1: SPARSE},)]}, 2), ([Grown(1, None, 8), SPARSE], 3), (record(), 1), ("x", 1)],
+)  # fmt: skip
+def test_the_oldest_version_that_holds_a_value_is_known(value, version):
+    assert needed_version(value) == version

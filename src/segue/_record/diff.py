@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from segue._record.digest import STATE_SECTIONS
-from segue._record.tensors import CapturedArray, CapturedTensor, read_bytes, same_bits
+from segue._record.tensors import CapturedArray, CapturedTensor, read_bytes
 from segue._record.training import TrainingRecord
 from segue._record.tree import leaves, same, shown_path
 from segue.errors import shown
@@ -105,8 +105,6 @@ def _leaf(section: str, path: str, left: Any, right: Any) -> Difference:
     if isinstance(left, CapturedTensor) and isinstance(right, CapturedTensor):
         if (left.dtype, left.shape) == (right.dtype, right.shape):
             return _tensor(section, path, left, right)
-    elif isinstance(left, CapturedArray) and isinstance(right, CapturedArray) and not same_bits(left, right):
-        return Difference(section, path, _shown(left), _shown(right))
     return Difference(section, path, _shown(left), _shown(right))
 
 

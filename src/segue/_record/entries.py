@@ -60,7 +60,8 @@ def refuse_invalid(entries: Iterable[GradientEntry]) -> None:
         count = num_elements(entry.shape, where)
         if isinstance(entry.stored, QuantScheme):
             check_quantized(entry.stored, entry.shape, len(entry.data), where)
-        elif isinstance(entry.dtype, torch.dtype):
+        else:
+            assert isinstance(entry.dtype, torch.dtype), "schemes go together with schemes alone"
             _check_float(entry.dtype, entry.stored, count, len(entry.data), where)
 
 
