@@ -23,7 +23,7 @@ from segue._record.tensors import (
     read_bytes,
     same_bits,
 )
-from tests._store.records import array, raw, tensor
+from tests._store.records import array, captured, raw, tensor
 
 
 def test_dtypes_and_their_names_are_inverse():
@@ -161,3 +161,20 @@ def test_arrays_come_back_in_their_order_and_byte_order():
 def test_every_blob_of_a_tree_is_found_in_order():
     one, two, three = tensor(), array(np.arange(2)), tensor(seed=1)
     assert list(blobs({"a": [one, 1], "b": (two, {"c": three})})) == [one, two, three]
+
+
+@pytest.mark.parametrize("own_scratch", [True, False])
+def test_a_conjugate_or_negative_view_is_filled_by_value(own_scratch):
+    values = torch.tensor([1 + 2j, -3j])
+    scratch = torch.empty(values.nbytes, dtype=torch.uint8) if own_scratch else None
+    for view in (torch.conj, torch._neg_view):
+        target = view(torch.zeros(2, dtype=torch.complex64))
+        fill(target, captured(values), scratch)
+        assert target.tolist() == values.tolist()
+
+
+def test_a_layout_is_that_of_a_tensor_of_its_dtype_shape_and_strides():
+    live = torch.zeros(2, 3)
+    assert captured(live).has_layout_of(live)
+    for other in (live.t(), live.double(), torch.zeros(3, 2), torch.zeros(3, 2).t()):
+        assert not captured(live).has_layout_of(other)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue._capture.plain import freeze
+from segue._record.composite import ConvertedTensor
 from segue._record.tensors import CapturedTensor
 from segue._record.tree import (
     MAX_DEPTH,
@@ -246,3 +247,16 @@ def test_leaves_of_tensors_are_the_tensors():
     [(path, leaf)] = leaves({"a": [tensor()]})
     assert path == ("a", "0")
     assert isinstance(leaf, CapturedTensor)
+
+
+def test_a_tensor_cannot_stand_where_only_plain_values_can():
+    with pytest.raises(InvalidRecord, match="can't stand here"):
+        encode(ConvertedTensor(tensor(), tensor(), True), lambda path, blob: "x")
+    for place in ({"map": [[{"tensor": "x"}, 1]]}, {"range": [{"tensor": "x"}, 1, 1]}):
+        with pytest.raises(InvalidRecord):
+            decode(place, {}.__getitem__)
+
+
+def test_an_empty_numpy_string_is_a_scalar_of_no_bytes():
+    [again] = [decode(encode(np.str_(""), None), None)]
+    assert (type(again), again) == (np.str_, "")
