@@ -16,7 +16,13 @@ from segue._capture.gradients import (
 from segue._record.composite import CapturedSparse
 from segue._record.gradients import GradientsRecord
 from segue._record.tensors import same_bits
-from segue.errors import ContractMismatch, PendingGradientError, UnsupportedState, WindowError
+from segue.errors import (
+    ContractMismatch,
+    InvalidRecord,
+    PendingGradientError,
+    UnsupportedState,
+    WindowError,
+)
 from tests._store.records import tensor
 from tests._window.models import Pair, bits
 
@@ -148,6 +154,75 @@ def test_gradients_that_are_part_of_a_graph_are_refused():
 
 def findings(record, model):
     return [(item.error, item.code, item.found) for item in check_gradients(record, parameters(model))]
+
+
+class Summed(nn.Module):
+    """Two embeddings whose gradients autograd lets share their values, and their indices too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Embedding(4, 2, sparse=True)
+        self.b = nn.Embedding(4, 2, sparse=True)
+
+    def backward(self):
+        ids = torch.tensor([3, 1, 3])
+        (self.a(ids) + self.b(ids)).pow(2).sum().backward()
+        return self
+
+
+def values(model):
+    return [parameter.grad._values() for parameter in model.parameters()]
+
+
+def test_sparse_gradients_that_share_their_values_share_them_again():
+    """Scaling one in place scales the other, in the first run as in the resumed one (torch 2.13)."""
+    model = Summed().backward()
+    record = capture_gradients(parameters(model))
+    assert record.shared == (("a.weight/indices", "b.weight/indices"), ("a.weight/values", "b.weight/values"))
+    again = Summed()
+    again.load_state_dict(model.state_dict())
+    restore(record, again)
+    assert capture_gradients(parameters(again)).shared == record.shared
+    for each in (model, again):
+        for parameter in each.parameters():
+            parameter.grad.mul_(0.5)
+    assert [bits(item) for item in values(again)] == [bits(item) for item in values(model)]
+    assert bits(values(again)[0]) == bits(values(again)[1])
+
+
+def test_what_is_shared_follows_selection_and_names():
+    record = capture_gradients(parameters(Summed().backward()))
+    assert record.select(["a.weight"]).shared == ()
+    assert record.select(["a.weight", "b.weight"]).shared == record.shared
+    renamed = record.renamed({"a.weight": "x/y"})
+    assert renamed.names == ("b.weight", "x/y")
+    assert renamed.shared[1] == ("x/y/values", "b.weight/values")
+    assert record.converted("half").shared == record.shared
+
+
+def test_gradients_that_overlap_otherwise_are_refused():
+    model = Pair()
+    memory = torch.zeros(3)
+    model.a.grad, model.b.grad = memory[:2], memory[1:]
+    with pytest.raises(UnsupportedState, match="share memory"):
+        capture_gradients(parameters(model))
+    model.a.grad = coo([[0]], memory[:1], True)
+    model.b.grad = memory[:2]
+    with pytest.raises(UnsupportedState, match="share memory"):
+        capture_gradients(parameters(model))
+    model.a.grad, model.b.grad = coo([[0, 1]], memory[:2], True), coo([[0, 1]], memory[1:], True)
+    with pytest.raises(UnsupportedState, match="share memory"):
+        capture_gradients(parameters(model))
+
+
+def test_parts_that_are_said_to_be_one_and_differ_are_refused():
+    record = capture_gradients(parameters(Summed().backward()))
+    lie = GradientsRecord(record.tensors, (("a.weight/indices", "b.weight/values"),))
+    with pytest.raises(InvalidRecord, match="differ"):
+        restore(lie, Summed())
+    for place in ("c.weight/values", "a.weight/codes", "values"):
+        with pytest.raises(InvalidRecord, match="no part"):
+            GradientsRecord(record.tensors, ((place, "a.weight/values"),))
 
 
 def test_a_gradient_needs_a_parameter_of_its_shape_and_dtype():

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +24,12 @@ _context.set_forkserver_preload(["tests.exactness.plans"])
 
 def forked(plan: Plan) -> int:
     """Carry out a plan in a new process; return its exit code."""
-    process = _context.Process(target=carry_out, args=(plan,))
+    return in_new_process(carry_out, plan)
+
+
+def in_new_process(function: Callable[..., None], *arguments: object) -> int:
+    """Call a function in a new process; return its exit code."""
+    process = _context.Process(target=function, args=arguments)
     process.start()
     process.join(120)
     assert process.exitcode is not None, "the process hangs"

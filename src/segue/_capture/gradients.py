@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 
 from segue._capture.memory import Memory
+from segue._capture.shared_parts import SharedParts, assemble_sparse
 from segue._capture.staging import capture_value
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
-from segue._record.composite import CapturedSparse, Composite, ConvertedTensor
+from segue._record.composite import CapturedSparse, ConvertedTensor
 from segue._record.gradients import GradientsRecord
 from segue._record.tensors import CapturedTensor, empty_like_captured
 from segue._record.window import WindowRecord, WindowState
@@ -72,30 +73,31 @@ def capture_gradients(parameters: Parameters) -> GradientsRecord:
         PendingGradientError: If a frozen parameter has one.
         UnsupportedState: If one is part of a graph, shares memory with another, or otherwise can't be kept.
     """
-    memory = Memory()
-    return GradientsRecord({
-        name: _capture_gradient(name, parameter, parameter.grad, memory)
-        for name, parameter in parameters.items()
-        if parameter.grad is not None
-    })  # fmt: skip
+    gradients = {name: item.grad for name, item in parameters.items() if item.grad is not None}
+    for name, gradient in gradients.items():
+        if not parameters[name].requires_grad:
+            raise PendingGradientError(
+                "a frozen parameter has a pending gradient", where=f"gradient of {name}",
+                found=f"{gradient.dtype} {tuple(gradient.shape)}",
+                hint="set its `.grad` to None when you freeze it, or an optimizer would still use it",
+            )  # fmt: skip
+    return capture_table(gradients, "gradient")
 
 
-def _capture_gradient(
-    name: str, parameter: torch.Tensor, gradient: torch.Tensor, memory: Memory
-) -> CapturedTensor | Composite:
-    where = f"gradient of {name}"
-    if not parameter.requires_grad:
-        raise PendingGradientError(
-            "a frozen parameter has a pending gradient", where=where, found=f"{gradient.dtype} {tuple(gradient.shape)}",
-            hint="set its `.grad` to None when you freeze it, or an optimizer would still use it",
-        )  # fmt: skip
-    refuse_graph(gradient, where)
-    other = memory.claim(gradient, name)
-    if other is not None:
-        raise UnsupportedState(
-            "gradients that share memory can't be kept", where=where, found=f"shared with {other}"
-        )
-    return capture_value(gradient, where)
+def capture_table(gradients: Mapping[str, torch.Tensor], scope: str) -> GradientsRecord:
+    """Copy gradients by name; what sparse ones share is kept.
+
+    Raises:
+        UnsupportedState: As in `capture_gradients`.
+    """
+    shared = SharedParts()
+    captured = {}
+    for name, gradient in gradients.items():
+        where = f"{scope} of {name}"
+        refuse_graph(gradient, where)
+        shared.claim(gradient, name, where)
+        captured[name] = capture_value(gradient, where)
+    return GradientsRecord(captured, shared.groups)
 
 
 def refuse_graph(gradient: torch.Tensor, where: str) -> None:
@@ -122,11 +124,11 @@ def capture_window(accumulator: PendingSource, parameters: Parameters) -> Window
                 "the accumulator holds a sum for a parameter of no registered module", where="accumulator",
                 found=f"{total.dtype} {tuple(total.shape)}", hint="make it over the model of this training",
             )  # fmt: skip
-        sums[name] = capture_value(total, f"window sum of {name}")
+        sums[name] = total
     handed_out = tuple(
         sorted(names[id(parameter)] for parameter in accumulator.handed_out() if id(parameter) in names)
     )
-    return WindowRecord(accumulator.window_state(), GradientsRecord(sums), handed_out)
+    return WindowRecord(accumulator.window_state(), capture_table(sums, "window sum"), handed_out)
 
 
 def check_gradients(
@@ -192,6 +194,7 @@ def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Writ
     """
     writes: list[Write] = []
     memory = Memory()
+    new = _new(record, parameters)
     for name, parameter in parameters.items():
         captured, where = record.tensors.get(name), f"gradient of {name}"
         gradient = None
@@ -201,18 +204,23 @@ def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Writ
                 gradient = empty_like_captured(captured, parameter.device)
             writes.append(TensorWrite(where, gradient, captured))
         elif captured is not None:
-            gradient = _new(captured, parameter.device)
+            gradient = new[name]
         writes.append(ObjectWrite(where, _set_gradient(parameter, gradient)))
     return writes
 
 
-def _new(captured: Composite, device: torch.device) -> torch.Tensor:
-    """Make a live gradient that can't be filled in place.
+def _new(record: GradientsRecord, parameters: Parameters) -> dict[str, torch.Tensor]:
+    """Make the live gradients that can't be filled in place.
 
-    All of it before anything is written, since indices that point nowhere are found only then.
+    All of them before anything is written, since indices that point nowhere are found only then.
     """
-    gradient: torch.Tensor = captured.to_host().to(device)
-    return gradient
+    devices = {name: parameters[name].device for name in record.tensors}
+    converted = {
+        name: tensor.to_host().to(devices[name])
+        for name, tensor in record.tensors.items()
+        if isinstance(tensor, ConvertedTensor)
+    }
+    return {**converted, **assemble_sparse(record, devices)}
 
 
 def _fits(gradient: torch.Tensor, captured: CapturedTensor) -> bool:
@@ -235,12 +243,13 @@ def plan_window(record: WindowRecord, accumulator: PendingSource, parameters: Pa
     """Allocate the sums and plan to hand them to the accumulator."""
     writes: list[Write] = []
     sums = []
+    new = _new(record.sums, parameters)
     for name, captured in record.sums.tensors.items():
         if isinstance(captured, CapturedTensor):
             target = empty_like_captured(captured, parameters[name].device)
             writes.append(TensorWrite(f"window sum of {name}", target, captured))
         else:
-            target = _new(captured, parameters[name].device)
+            target = new[name]
         sums.append((parameters[name], target))
     consumed = [parameters[name] for name in record.handed_out]
     writes.append(

@@ -150,13 +150,17 @@ class CapturedSparse(Composite):
         return cls(layout, shape, coalesced, {name: parts[name] for name in names})
 
     def to_host(self) -> torch.Tensor:
-        """Make a new sparse host tensor.
+        """Make a new sparse host tensor; errors are those of `assemble`."""
+        return self.assemble({name: part.to_host() for name, part in self.parts.items()})
+
+    def assemble(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Make a live sparse tensor over live parts, which it keeps.
 
         Raises:
             InvalidRecord: If its indices are out of range, or parts do not fit each other: torch would read and
                 write wherever they point.
         """
-        *indices, values = (part.to_host() for part in self.parts.values())
+        *indices, values = (parts[name] for name in self.parts)
         size = list(self.shape)
         try:
             if self.layout == "sparse_coo":

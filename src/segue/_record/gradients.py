@@ -11,6 +11,7 @@ from segue._record.composite import CapturedSparse, Composite, ConvertedTensor, 
 from segue._record.conversion import Precision, converted
 from segue._record.entries import GradientEntry, gradient_of, refuse_invalid
 from segue._record.quantized import QuantizedTensor, QuantScheme
+from segue._record.structure import added
 from segue._record.tensors import CapturedTensor
 from segue.errors import InvalidRecord
 
@@ -29,6 +30,11 @@ class GradientsRecord:
 
     tensors: Mapping[str, CapturedTensor | Composite]
     """Sorted by name: strided, sparse, quantized, or stored in another dtype."""
+    shared: tuple[tuple[str, ...], ...] = added(since=2, default=())
+    """Parts of sparse gradients that are one memory, such as `a/values` and `b/values`, two or more each.
+
+    The backward of a sum gives its one gradient to both summands, and autograd lets a sparse `.grad` keep it without
+    a copy (torch 2.13): whoever scales one in place, as clipping does, scales the other."""
 
     def __post_init__(self) -> None:
         """Sort, and refuse what is no gradient."""
@@ -38,6 +44,11 @@ class GradientsRecord:
                     "no gradient", code="gradients.kind", where=f"gradient of {name}", found=type(tensor).__name__
                 )  # fmt: skip
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+        for place in (place for group in self.shared for place in group):
+            name, _, part = place.rpartition("/")
+            sparse = self.tensors.get(name)
+            if not isinstance(sparse, CapturedSparse) or part not in sparse.parts:
+                raise InvalidRecord("no part of a sparse gradient", code="gradients.shared", where=place)
 
     @classmethod
     def from_entries(cls, entries: Iterable[GradientEntry]) -> GradientsRecord:
@@ -88,7 +99,27 @@ class GradientsRecord:
             if name in wanted:
                 raise InvalidRecord("selected twice", code="gradients.selection", where=f"gradient of {name}")
             wanted.add(name)
-        return GradientsRecord({name: tensor for name, tensor in self.tensors.items() if name in wanted})
+        return self._with({name: tensor for name, tensor in self.tensors.items() if name in wanted})
+
+    def renamed(self, table: Mapping[str, str]) -> GradientsRecord:
+        """Return the same gradients of parameters with other names; those not in the table keep theirs."""
+        shared = tuple(
+            tuple(
+                f"{table.get(name, name)}/{part}"
+                for name, _, part in (place.rpartition("/") for place in group)
+            )
+            for group in self.shared
+        )
+        return GradientsRecord(
+            {table.get(name, name): tensor for name, tensor in self.tensors.items()}, shared
+        )
+
+    def _with(self, tensors: Mapping[str, CapturedTensor | Composite]) -> GradientsRecord:
+        """Return other gradients, which share what they still share."""
+        left = [
+            tuple(place for place in group if place.rpartition("/")[0] in tensors) for group in self.shared
+        ]
+        return GradientsRecord(tensors, tuple(group for group in left if len(group) > 1))
 
     def converted(self, precision: Precision) -> GradientsRecord:
         """Return the same gradients stored in another precision, each with its own dtype beside it.
@@ -101,7 +132,7 @@ class GradientsRecord:
             Whether a conversion lost anything is decided from the values themselves, bit by bit, and kept with
             each gradient; `lossy` lists them, and a restore refuses them.
         """
-        return GradientsRecord({name: converted(tensor, precision) for name, tensor in self.tensors.items()})
+        return self._with({name: converted(tensor, precision) for name, tensor in self.tensors.items()})
 
     @property
     def lossy(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from segue._record.contract import Sharing, TrainableContract, without_common_end
-from segue._record.gradients import GradientsRecord
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
 from segue.errors import InvalidRecord
@@ -38,12 +37,12 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
         model=_module(record.model, names, table),
         optimizers={name: _optimizer(optimizer, table) for name, optimizer in record.optimizers.items()},
         components={name: _component(component, table) for name, component in record.components.items()},
-        gradients=_gradients(record.gradients, table),
+        gradients=record.gradients.renamed(table),
         window=None
         if record.window is None
         else replace(
             record.window,
-            sums=_gradients(record.window.sums, table),
+            sums=record.window.sums.renamed(table),
             handed_out=tuple(sorted(table.get(name, name) for name in record.window.handed_out)),
         ),
     )
@@ -128,7 +127,3 @@ def _component(record: ComponentRecord, table: Mapping[str, str]) -> ComponentRe
         for scope, name in [share["with"]]
     }
     return replace(record, tree={"shares": shares})
-
-
-def _gradients(record: GradientsRecord, table: Mapping[str, str]) -> GradientsRecord:
-    return GradientsRecord({table.get(name, name): tensor for name, tensor in record.tensors.items()})

@@ -9,12 +9,11 @@ from torch import nn
 
 from segue._capture import gradients as pending
 from segue._capture.naming import named_tensors
-from segue._capture.staging import capture_value, type_name
+from segue._capture.staging import type_name
 from segue._capture.writes import Write
-from segue._record.composite import Composite, blobs
+from segue._record.composite import blobs
 from segue._record.gradients import GradientsRecord
 from segue._record.quantized import QuantizedTensor
-from segue._record.tensors import CapturedTensor
 from segue.errors import ContractMismatch, Finding, MismatchError, PendingGradientError
 
 GradientTable = Mapping[str, torch.Tensor | QuantizedTensor]
@@ -45,20 +44,23 @@ def capture_gradients(source: nn.Module | GradientTable) -> GradientsRecord:
     """
     if isinstance(source, nn.Module):
         return pending.capture_gradients(_parameters(source))
-    return GradientsRecord({name: _captured(name, value) for name, value in sorted(source.items())})
+    _refuse_missing(source)
+    record = pending.capture_table(
+        {name: value for name, value in source.items() if isinstance(value, torch.Tensor)}, "gradient"
+    )
+    quantized = {
+        name: value.to_host() for name, value in source.items() if isinstance(value, QuantizedTensor)
+    }
+    return GradientsRecord({**record.tensors, **quantized}, record.shared)
 
 
-def _captured(name: str, value: torch.Tensor | QuantizedTensor) -> CapturedTensor | Composite:
-    where = f"gradient of {name}"
-    if isinstance(value, QuantizedTensor):
-        return value.to_host()
-    if not isinstance(value, torch.Tensor):
-        raise PendingGradientError(
-            "a name has no gradient", code="gradients.missing", where=where, found=type_name(value),
-            hint="leave it out: absent is not zero",
-        )  # fmt: skip
-    pending.refuse_graph(value, where)
-    return capture_value(value, where)
+def _refuse_missing(table: GradientTable) -> None:
+    for name, value in table.items():
+        if not isinstance(value, torch.Tensor | QuantizedTensor):
+            raise PendingGradientError(
+                "a name has no gradient", code="gradients.missing", where=f"gradient of {name}", found=type_name(value),
+                hint="leave it out: absent is not zero",
+            )  # fmt: skip
 
 
 def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
