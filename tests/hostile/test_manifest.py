@@ -158,14 +158,14 @@ def test_a_tensor_that_is_named_twice_is_refused(checkpoint):
 
 
 def test_a_newer_version_is_told_as_such(checkpoint):
-    lie(checkpoint, lambda document: document.update(version=2, something_new=1))
-    refused(checkpoint, UnsupportedFormat, match=r"newer segue \(format 2\)")
+    lie(checkpoint, lambda document: document.update(version=3, something_new=1))
+    refused(checkpoint, UnsupportedFormat, match=r"newer segue \(format 3\)")
 
 
 def test_a_newer_version_with_other_files_is_told_as_such(checkpoint):
-    lie(checkpoint, lambda document: document.update(version=2))
+    lie(checkpoint, lambda document: document.update(version=3))
     (checkpoint / "model-00000-of-00002.safetensors").write_bytes(b"")
-    refused(checkpoint, UnsupportedFormat, match=r"newer segue \(format 2\)")
+    refused(checkpoint, UnsupportedFormat, match=r"newer segue \(format 3\)")
 
 
 TEXTS = {

@@ -7,19 +7,28 @@ and then filled in place: optimizers, averages and compiled code keep their refe
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
-from segue._capture.staging import capture_tensor, refuse_unsupported, type_name
-from segue._capture.writes import ObjectWrite, TensorWrite, Write
+from segue._capture.staging import (
+    capture_registered,
+    parts_spec,
+    plain_parts,
+    refuse_unsupported,
+    type_name,
+)
+from segue._capture.subclass import is_admitted_subclass
+from segue._capture.targets import empty_like, fill_writes
+from segue._capture.writes import ObjectWrite, Write
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.sections import ModuleRecord
-from segue._record.tensors import empty_like_captured
 from segue.errors import ContractMismatch, DeviceMismatch, Finding, UnsupportedState
 
 _first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]] = weakref.WeakKeyDictionary()
@@ -28,9 +37,12 @@ _first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]]
 def bind_module(module: nn.Module, scope: str) -> None:
     """Remember what a module's tensors are, without values, the first time it is seen in this process."""
     if module not in _first_bound:
-        _first_bound[module] = {
-            name: _spec(item) for name, item in named_tensors(module, scope).items() if _has_spec(item.tensor)
-        }
+        specs: dict[str, TensorSpec | None] = {}
+        for name, item in named_tensors(module, scope).items():
+            if _has_spec(item.tensor):
+                with contextlib.suppress(UnsupportedState):  # capture tells
+                    specs[name] = _spec(item)
+        _first_bound[module] = specs
 
 
 def _has_spec(tensor: torch.Tensor | None) -> bool:
@@ -49,7 +61,7 @@ def capture_module(module: nn.Module, scope: str) -> ModuleRecord:
     tensors = named_tensors(module, scope)
     contract = contract_of(module, scope, tensors)
     captured = {
-        name: None if item.tensor is None else capture_tensor(item.tensor, f"{scope} {name}")
+        name: None if item.tensor is None else capture_registered(item.tensor, f"{scope} {name}")
         for name, item in sorted(tensors.items())
     }
     return ModuleRecord(captured, dict(_modes(module, scope)), contract)
@@ -141,7 +153,7 @@ def _spec(item: NamedTensor) -> TensorSpec | None:
         return None
     return TensorSpec(
         item.kind, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()),
-        str(tensor.device), tensor.requires_grad, _grad_dtype(tensor),
+        str(tensor.device), tensor.requires_grad, _grad_dtype(tensor), parts_spec(tensor, item.name),
     )  # fmt: skip
 
 
@@ -153,46 +165,70 @@ def _grad_dtype(tensor: torch.Tensor) -> str | None:
     return "any" if grad_dtype is None else str(grad_dtype).removeprefix("torch.")
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A registered tensor, or a part of one: what has memory."""
+
+    item: NamedTensor
+    tensor: torch.Tensor
+    part: str
+    """The name of the part; empty for the whole of a plain tensor."""
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{alias}.{self.part}" if self.part else alias for alias in self.item.aliases]
+
+
 def _sharing(tensors: dict[str, NamedTensor]) -> tuple[Sharing, ...]:
     """Group names whose tensors are one, or overlap: `named_parameters` doesn't see two parameters over one memory.
 
-    Neighbours in one storage (slices of a flat buffer) have nothing to do with each other.
+    Neighbours in one storage (slices of a flat buffer) have nothing to do with each other. What overlaps a part of a
+    tensor subclass is grouped with `name.part`.
     """
-    storages: dict[tuple[str, int], list[NamedTensor]] = {}
-    for item in tensors.values():
-        if item.tensor is not None and item.tensor.numel():
-            storages.setdefault(storage_of(item.tensor), []).append(item)
-    groups = [_group_sharing(group) for items in storages.values() for group in _overlapping(items)]
+    storages: dict[tuple[str, int], list[_Piece]] = {}
+    for piece in _pieces(tensors):
+        if piece.tensor.numel():
+            storages.setdefault(storage_of(piece.tensor), []).append(piece)
+    groups = [_group_sharing(group) for pieces in storages.values() for group in _overlapping(pieces)]
+    groups += [_tied_subclass(item) for item in tensors.values()]
     return tuple(sorted(filter(None, groups), key=lambda sharing: sorted(sharing.members)))
 
 
-def _overlapping(items: list[NamedTensor]) -> Iterator[list[NamedTensor]]:
+def _pieces(tensors: dict[str, NamedTensor]) -> Iterator[_Piece]:
+    for item in tensors.values():
+        if item.tensor is not None:
+            for part, tensor in plain_parts(item.tensor):
+                yield _Piece(item, tensor, part)
+
+
+def _overlapping(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
     """Split tensors of one storage into groups that overlap."""
-    ranges = sorted(
-        ((*byte_range(item.tensor), item) for item in items if item.tensor is not None), key=lambda r: r[:2]
-    )
-    group: list[NamedTensor] = []
+    ranges = sorted(((*byte_range(piece.tensor), piece) for piece in pieces), key=lambda r: r[:2])
+    group: list[_Piece] = []
     reach = 0
-    for start, end, item in ranges:
+    for start, end, piece in ranges:
         if group and start >= reach:
             yield group
             group = []
-        group.append(item)
+        group.append(piece)
         reach = max(reach, end)
     yield group
 
 
-def _group_sharing(items: list[NamedTensor]) -> Sharing | None:
-    offsets = {
-        alias: byte_range(item.tensor)[0]
-        for item in items
-        if item.tensor is not None
-        for alias in item.aliases
-    }
+def _group_sharing(pieces: list[_Piece]) -> Sharing | None:
+    if len(pieces) == 1 and pieces[0].part:  # told of the whole
+        return None
+    offsets = {name: byte_range(piece.tensor)[0] for piece in pieces for name in piece.names}
     if len(offsets) < 2:
         return None
     start = min(offsets.values())
-    return Sharing({name: offsets[name] - start for name in sorted(offsets)}, tied=len(items) == 1)
+    return Sharing({name: offsets[name] - start for name in sorted(offsets)}, tied=len(pieces) == 1)
+
+
+def _tied_subclass(item: NamedTensor) -> Sharing | None:
+    if item.tensor is None or len(item.aliases) < 2 or not is_admitted_subclass(item.tensor):
+        return None
+    return Sharing(dict.fromkeys(item.aliases, 0), tied=True)
 
 
 def _modes(module: nn.Module, scope: str) -> Iterator[tuple[str, bool]]:
@@ -241,10 +277,10 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
         spec = record.contract.tensors[name]
         target = item.tensor
         if item.kind != "parameter" and _spec(item) != spec:
-            target = None if captured is None else empty_like_captured(captured, captured.device)
+            target = None if captured is None else empty_like(captured, captured.device)
             writes.extend(ObjectWrite(where, _rebind(*places[alias], target)) for alias in item.aliases)
         if captured is not None and target is not None:
-            writes.append(TensorWrite(where, target, captured))
+            writes.extend(fill_writes(where, target, captured))
         if item.kind == "parameter" and spec is not None and target is not None:
             writes.append(ObjectWrite(f"{where} flag", _set_flag(target, spec.requires_grad)))
     for path, child in walk(module, scope):

@@ -11,7 +11,8 @@ missing state. So: no casts, no steps, direct assignment to `optimizer.state`, o
 
 Options have a file of their own.
 
-What it still loses: attributes an optimizer keeps outside `state` and `param_groups` are refused, not kept.
+What it still loses: attributes an optimizer keeps outside `state` and `param_groups` are refused, not kept, unless
+`attributes` knows its class.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from segue._capture.attributes import (
+    capture_attributes,
+    check_attributes,
+    known_attributes,
+    refuse_hidden_state,
+    saves_as_known,
+    table_slots,
+)
 from segue._capture.memory import Memory
 from segue._capture.options import (
     check_options,
@@ -35,10 +44,13 @@ from segue._capture.options import (
 )
 from segue._capture.plain import freeze
 from segue._capture.staging import is_of_class, type_name
-from segue._capture.writes import ObjectWrite, TensorWrite, Write
+from segue._capture.tables import LookupTables
+from segue._capture.targets import empty_like, fill_writes, fits
+from segue._capture.writes import ObjectWrite, Write
+from segue._record.composite import CapturedSubclass
 from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
-from segue._record.tensors import CapturedTensor, empty_like_captured
+from segue._record.tensors import CapturedTensor
 from segue._record.tree import thaw
 from segue.errors import Finding, UnsupportedState
 
@@ -88,23 +100,27 @@ def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -
     state = dict(_state(optimizer, names, members, scope))
     _refuse_shared_state(optimizer, names, scope)
     defaults = freeze(dict(optimizer.defaults), f"{scope} defaults")
-    return OptimizerRecord(type_name(optimizer), groups, state, defaults, shared_options(optimizer))
+    attributes = capture_attributes(optimizer, scope)
+    return OptimizerRecord(
+        type_name(optimizer), groups, state, defaults, shared_options(optimizer), attributes
+    )
 
 
 def refuse_unsupported_optimizer(optimizer: Optimizer, scope: str) -> None:
     """Raise `UnsupportedState` if the optimizer keeps state where it can't be seen, or has its own way of saving."""
-    cls = type(optimizer)
-    if cls.state_dict is not Optimizer.state_dict or cls.load_state_dict is not Optimizer.load_state_dict:
+    if not saves_as_known(optimizer):
         raise UnsupportedState(
             "an optimizer with its own `state_dict` or `load_state_dict` is not supported yet",
             where=scope, found=type_name(optimizer),
         )  # fmt: skip
-    extra = vars(optimizer).keys() - _base_attributes() - _DERIVED_ATTRIBUTES.get(cls, frozenset())
+    derived = _DERIVED_ATTRIBUTES.get(type(optimizer), frozenset())
+    extra = vars(optimizer).keys() - _base_attributes() - derived - known_attributes(optimizer)
     if extra:
         raise UnsupportedState(
             "an optimizer that keeps state in attributes of its own is not supported yet",
             where=scope, found=f"{type_name(optimizer)} with {', '.join(sorted(extra))}",
         )  # fmt: skip
+    refuse_hidden_state(optimizer, scope)
 
 
 def group_names(optimizer: Optimizer, names: ParameterNames, scope: str) -> list[list[str]]:
@@ -151,12 +167,13 @@ def _state(
 
 def _refuse_shared_state(optimizer: Optimizer, names: ParameterNames, scope: str) -> None:
     """Raise `UnsupportedState` if two slots, or a slot and a parameter, are one memory: they would come back as two."""
-    memory = Memory()
+    memory, tables = Memory(), table_slots(optimizer)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             memory.claim(parameter, names[id(parameter)])
     for parameter, slots in optimizer.state.items():
-        for where, tensor in _tensors(dict(slots), f"{scope} state {names[id(parameter)]}"):
+        own = {slot: value for slot, value in slots.items() if slot not in tables}
+        for where, tensor in _tensors(own, f"{scope} state {names[id(parameter)]}"):
             other = memory.claim(tensor, where)
             if other is not None:
                 raise UnsupportedState(
@@ -187,6 +204,7 @@ def check_optimizer(
             scope, "class", "another class of optimizer", scope, record.class_name, type_name(optimizer)
         )
         return
+    yield from check_attributes(record.attributes, optimizer, scope)
     members = {name for group in record.groups for name in group.parameters}
     for name in sorted(record.state.keys() - members):
         yield difference(
@@ -278,12 +296,17 @@ def plan_optimizer(
     assert places is not None, "check_optimizer admits only equal partitions"
     parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
     writes: list[Write] = []
+    tables = LookupTables(optimizer, writes)
     state: dict[torch.Tensor, dict[str, Any]] = {}
     for name, slots in record.state.items():
         parameter = parameters[name]
         current = optimizer.state.get(parameter, {})
-        state[parameter] = {slot: _plan_slot(value, current.get(slot), f"{scope} {name} {slot}", writes)
-                            for slot, value in slots.items()}  # fmt: skip
+        state[parameter] = {
+            slot: tables.planned(value, f"{scope} {name} {slot}")
+            if tables.holds(slot, value)
+            else _plan_slot(value, current.get(slot), f"{scope} {name} {slot}", writes)
+            for slot, value in slots.items()
+        }
     writes.append(ObjectWrite(f"{scope} state", lambda: _replace_state(optimizer, state)))
     writes.append(plan_options(record, optimizer, places, scope, accept))
     return writes
@@ -291,26 +314,15 @@ def plan_optimizer(
 
 def _plan_slot(value: Any, current: Any, where: str, writes: list[Write]) -> Any:
     """Return the live value of a slot, planning the writes of its tensors; containers are built anew."""
-    if isinstance(value, CapturedTensor):
-        target = current if _reusable(current, value) else empty_like_captured(value, value.device)
-        writes.append(TensorWrite(where, target, value))
+    if isinstance(value, CapturedTensor | CapturedSubclass):
+        target = current if fits(current, value) else empty_like(value, value.device)
+        writes.extend(fill_writes(where, target, value))
         return target
     if type(value) in (list, tuple):
         return type(value)(_plan_slot(item, None, where, writes) for item in value)
     if type(value) is dict:
         return {key: _plan_slot(item, None, f"{where} {key}", writes) for key, item in value.items()}
     return thaw(value)
-
-
-def _reusable(tensor: Any, captured: CapturedTensor) -> bool:
-    return (
-        type(tensor) is torch.Tensor
-        and captured.has_layout_of(tensor)
-        and str(tensor.device) == captured.device
-        # A slot that is a view of something else may share memory with another slot.
-        and not tensor._is_view()
-        and not tensor.is_inference()
-    )
 
 
 def _replace_state(optimizer: Optimizer, state: dict[torch.Tensor, dict[str, Any]]) -> None:

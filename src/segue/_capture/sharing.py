@@ -6,7 +6,7 @@ tensor would come back right without it, but in a program that no longer shares,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, named_tensors
+from segue._capture.staging import plain_parts
 
 _Place = tuple[str, str, torch.Tensor]
 
@@ -26,38 +27,50 @@ def shared_between(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]
 
     Returns:
         By scope, a tree: from the module's own name of a tensor to its owner's scope and name, the offset in bytes
-        from the owner's, and whether they are one object; `None` where nothing is shared.
+        from the owner's, and whether they are one object; `None` where nothing is shared. Of a tensor subclass that
+        is not one object, the parts are told, as `name.part`.
     """
     objects: dict[int, _Place] = {}
     storages: dict[tuple[str, int], _Place] = {}
     found: dict[str, dict[str, Any] | None] = {}
     for scope, module in modules.items():
-        items = [item for item in named_tensors(module, scope).values() if _has_memory(item)]
-        shares = {}
+        items = [item for item in named_tensors(module, scope).values() if item.tensor is not None]
+        shares: dict[str, Any] = {}
+        for item in items:
+            shares.update(_shares_of(item, objects, storages))
         for item in items:
             assert item.tensor is not None
-            owner = objects.get(id(item.tensor)) or storages.get(storage_of(item.tensor))
-            if owner is not None:
-                shares[item.name] = {
-                    "with": (owner[0], owner[1]),
-                    "offset": byte_range(item.tensor)[0] - byte_range(owner[2])[0],
-                    "same": item.tensor is owner[2],
-                }
-        for item in items:
-            assert item.tensor is not None
-            place = (scope, item.name, item.tensor)
-            objects.setdefault(id(item.tensor), place)
-            storages.setdefault(storage_of(item.tensor), place)
+            objects.setdefault(id(item.tensor), (scope, item.name, item.tensor))
+            for name, part in _memory_of(item):
+                storages.setdefault(storage_of(part), (scope, name, part))
         found[scope] = {"shares": shares} if shares else None
     return found
 
 
-def _has_memory(item: NamedTensor) -> bool:
-    tensor = item.tensor
-    return tensor is not None and (
-        # Anything else is refused where it is captured.
-        type(tensor) in (torch.Tensor, nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-        and tensor.numel() > 0
-    )
+def _shares_of(
+    item: NamedTensor, objects: Mapping[int, _Place], storages: Mapping[tuple[str, int], _Place]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    owner = objects.get(id(item.tensor))
+    if owner is not None:
+        if any(_memory_of(item)):
+            yield item.name, {"with": owner[:2], "offset": 0, "same": True}
+        return
+    for name, part in _memory_of(item):
+        owner = storages.get(storage_of(part))
+        if owner is not None:
+            offset = byte_range(part)[0] - byte_range(owner[2])[0]
+            yield name, {"with": owner[:2], "offset": offset, "same": False}
+
+
+def _memory_of(item: NamedTensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what has memory of a registered tensor: itself, or its parts as `name.part`."""
+    assert item.tensor is not None
+    for part, tensor in plain_parts(item.tensor):
+        if (
+            # Anything else is refused where it is captured.
+            type(tensor) in (torch.Tensor, nn.Parameter)
+            and tensor.layout is torch.strided
+            and tensor.device.type != "meta"
+            and tensor.numel() > 0
+        ):
+            yield f"{item.name}.{part}" if part else item.name, tensor

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from segue._record.composite import SPARSE_PARTS, CapturedSparse, Composite
+from segue._capture.subclass import flattened, is_admitted_subclass
+from segue._record.composite import SPARSE_PARTS, CapturedSparse, CapturedSubclass, Composite
+from segue._record.parts import PartSpec, PartsSpec
 from segue._record.tensors import (
     DTYPE_NAMES,
     CapturedArray,
@@ -60,7 +62,7 @@ def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
     Cost:
         One copy into new host memory; blocks until it is done.
     """
-    refuse_unsupported(tensor, where)
+    _refuse_unless_plain(tensor, where)
     resolved = tensor.detach().resolve_conj().resolve_neg()
     bits = bit_view(resolved).contiguous().cpu()
     if bits.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
@@ -75,7 +77,9 @@ def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
 
 
 def capture_value(tensor: torch.Tensor, where: str) -> CapturedTensor | Composite:
-    """Copy a tensor of any layout that can be kept: strided, or sparse with its indices and values as they are.
+    """Copy a tensor of any kind that can be kept: strided, sparse, or of an admitted subclass.
+
+    The last two are copied part by part, as they are: nothing is added up, and nothing is dequantized.
 
     Raises:
         UnsupportedState: If the tensor, or a part of it, can't be kept.
@@ -83,6 +87,8 @@ def capture_value(tensor: torch.Tensor, where: str) -> CapturedTensor | Composit
     Cost:
         One copy of every part into new host memory; blocks until it is done.
     """
+    if is_admitted_subclass(tensor):
+        return _capture_subclass(tensor, where)
     if not is_sparse(tensor):
         return capture_tensor(tensor, where)
     layout = str(tensor.layout).removeprefix("torch.")
@@ -91,13 +97,58 @@ def capture_value(tensor: torch.Tensor, where: str) -> CapturedTensor | Composit
     return CapturedSparse(layout, tuple(tensor.shape), coalesced, parts)
 
 
+def capture_registered(tensor: torch.Tensor, where: str) -> CapturedTensor | CapturedSubclass:
+    """Copy a parameter or buffer: strided, or of an admitted subclass. A sparse one is no tensor of a contract.
+
+    Raises:
+        UnsupportedState: If the tensor, or a part of it, can't be kept.
+    """
+    return _capture_subclass(tensor, where) if is_admitted_subclass(tensor) else capture_tensor(tensor, where)
+
+
+def _capture_subclass(tensor: torch.Tensor, where: str) -> CapturedSubclass:
+    parts, context = flattened(tensor, where)
+    captured = {name: capture_registered(part, f"{where} {name}") for name, part in parts.items()}
+    return CapturedSubclass(
+        type_name(tensor), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device), context,
+        captured,
+    )  # fmt: skip
+
+
+def parts_spec(tensor: torch.Tensor, where: str) -> PartsSpec | None:
+    """Describe what a live tensor consists of, without reading it; `None` for one that isn't of an admitted subclass.
+
+    Raises:
+        UnsupportedState: If its context can't be kept.
+    """
+    if not is_admitted_subclass(tensor):
+        return None
+    parts, context = flattened(tensor, where)
+    specs = {
+        name: PartSpec(
+            str(part.dtype).removeprefix("torch."), tuple(part.shape), tuple(part.stride()),
+            parts_spec(part, f"{where} {name}"),
+        )
+        for name, part in parts.items()
+    }  # fmt: skip
+    return PartsSpec(type_name(tensor), context, specs)
+
+
 def is_sparse(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is of torch's own class and of a sparse layout whose parts can be kept."""
     return type(tensor) in _CLASSES and tensor.layout in SPARSE_PARTS
 
 
 def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the live tensors that hold a tensor's bits, with their names: itself, with an empty name, if strided."""
+    """Yield the live tensors that hold a tensor's bits, with their names: itself, with an empty name, if strided.
+
+    In the order of the captured tensor's; a part of a part is called by both names, joined by a dot.
+    """
+    if is_admitted_subclass(tensor):
+        for name, part in flattened(tensor, "")[0].items():
+            for inner, plain in plain_parts(part):
+                yield f"{name}.{inner}" if inner else name, plain
+        return
     if not is_sparse(tensor):
         yield "", tensor
         return
@@ -107,7 +158,15 @@ def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def refuse_unsupported(tensor: torch.Tensor, where: str) -> None:
-    """Raise `UnsupportedState` unless `capture_tensor` can keep this tensor's bits."""
+    """Raise `UnsupportedState` unless `capture_registered` can keep this tensor's bits."""
+    if is_admitted_subclass(tensor):
+        for name, part in flattened(tensor, where)[0].items():
+            refuse_unsupported(part, f"{where} {name}")
+    else:
+        _refuse_unless_plain(tensor, where)
+
+
+def _refuse_unless_plain(tensor: torch.Tensor, where: str) -> None:
     if type(tensor) not in _CLASSES:
         raise _unsupported("this tensor subclass is not supported yet", where, type_name(tensor))
     if tensor.is_nested or tensor.layout is not torch.strided:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from segue._record.parts import PartsSpec, class_of
+from segue._record.structure import added
 from segue.errors import ContractMismatch, Finding
 
 
@@ -25,6 +27,8 @@ class TensorSpec:
     requires_grad: bool
     grad_dtype: str | None
     """The dtype its gradient may have, where the caller set one that differs from its own (`grad_dtype`)."""
+    parts: PartsSpec | None = added(since=2)
+    """What it consists of, where it is of a tensor subclass such as torchao's; `None` for a plain tensor."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +197,14 @@ def _same_but_name(left: TensorSpec | None, right: TensorSpec | None) -> bool:
         left is not None
         and right is not None
         and (left.kind, left.shape, left.dtype) == (right.kind, right.shape, right.dtype)
+        and (left.parts is None) == (right.parts is None)
     )
 
 
 def _summary(spec: TensorSpec | None) -> str:
-    return "None" if spec is None else f"{spec.dtype} {spec.shape}"
+    if spec is None:
+        return "None"
+    return f"{spec.dtype} {spec.shape}" + (f" in a {spec.parts.short_name}" if spec.parts else "")
 
 
 def _sharing_summary(sharing: Sharing | None) -> str:
@@ -233,6 +240,36 @@ def _spec_differences(
             now,
             _HINTS.get(aspect),
         )
+    yield from _parts_differences(name, left.parts, right.parts, scope)
+
+
+def _parts_differences(
+    name: str, left: PartsSpec | None, right: PartsSpec | None, scope: str
+) -> Iterator[Finding]:
+    """Yield how the record's tensor subclass differs from the program's, one finding for each thing."""
+    where = f"{scope} {name}"
+    if left is None or right is None:
+        if left is not right:
+            what = "it is of a tensor subclass on one side only, and nothing is quantized or dequantized"
+            code = f"{scope}.class.{name}"
+            yield Finding(ContractMismatch, code, what, where, class_of(left), class_of(right))
+        return
+    for aspect, path, before, now in left.differences(right):
+        place = ".".join((name, *path))
+        yield Finding(
+            ContractMismatch, f"{scope}.{aspect}.{place}", _PARTS_CLAUSES[aspect], " ".join((where, *path)),
+            before, now,
+        )  # fmt: skip
+
+
+_PARTS_CLAUSES = {
+    "class": "it is of another tensor subclass",
+    "context": "how it is quantized differs, and nothing is requantized",
+    "part": "a part of it is on one side only",
+    "part_dtype": "a part of it has another dtype, and nothing is ever cast",
+    "part_shape": "a part of it has another shape",
+    "part_strides": "a part of it has another memory layout (strides)",
+}
 
 
 _CLAUSES: dict[str, Callable[[object], str]] = {

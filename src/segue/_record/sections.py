@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from segue._record.composite import CapturedSubclass
 from segue._record.contract import TensorSpec, TrainableContract
+from segue._record.parts import parts_of
+from segue._record.structure import added
 from segue._record.tensors import DTYPE_NAMES, CapturedTensor
 from segue.errors import InvalidRecord
 
@@ -15,7 +18,7 @@ from segue.errors import InvalidRecord
 class ModuleRecord:
     """A module's parameters, all of its buffers and its modes."""
 
-    tensors: Mapping[str, CapturedTensor | None]
+    tensors: Mapping[str, CapturedTensor | CapturedSubclass | None]
     """By canonical name, one per alias group; `None` for a registered buffer that is `None`."""
     training: Mapping[str, bool]
     """The `training` flag of each submodule by name; the module itself is `""`."""
@@ -38,13 +41,13 @@ class ModuleRecord:
 
 
 def _layout_of_spec(spec: TensorSpec | None) -> tuple[object, ...] | None:
-    return None if spec is None else (spec.dtype, spec.shape, spec.strides, spec.device)
+    return None if spec is None else (spec.dtype, spec.shape, spec.strides, spec.device, spec.parts)
 
 
-def _layout_of_tensor(tensor: CapturedTensor | None) -> tuple[object, ...] | None:
-    return (
-        None if tensor is None else (DTYPE_NAMES[tensor.dtype], tensor.shape, tensor.strides, tensor.device)
-    )
+def _layout_of_tensor(tensor: CapturedTensor | CapturedSubclass | None) -> tuple[object, ...] | None:
+    if tensor is None:
+        return None
+    return DTYPE_NAMES.get(tensor.dtype), tensor.shape, tensor.strides, tensor.device, parts_of(tensor)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class OptimizerRecord:
     """A dictionary of trees: the options that a new group would get."""
     shared_options: tuple[tuple[str, ...], ...]
     """Places of options that are one tensor, such as `0/lr` and `defaults/lr`, two or more each."""
+    attributes: Any = added(since=2)
+    """A dictionary of trees: what the class keeps in attributes and was configured with, such as a block size.
+    Compared at restore; `None` for the classes of torch, which keep everything in options."""
 
 
 @dataclass(frozen=True)

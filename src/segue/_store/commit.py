@@ -151,6 +151,7 @@ def _describe(
 ) -> Manifest:
     record = contents.record
     return Manifest(
+        version=contents.version,
         run=identity.run,
         seq=identity.seq,
         attempt=identity.attempt,

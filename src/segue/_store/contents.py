@@ -1,7 +1,8 @@
 """A record laid out as files, and back: which tensor goes where, under which name.
 
 `model.safetensors` holds what the model's own state dict would, under the model's own names, so that anything that
-reads safetensors can load it. Every other tensor or array goes to `training.safetensors` by its path.
+reads safetensors can load it; of a tensor that consists of others, each part, as `name.part`. Every other tensor or
+array goes to `training.safetensors` by its path.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue._record.contract import TensorSpec
+from segue._record.structure import needed_version
 from segue._record.tensors import DTYPE_NAMES, DTYPES, Blob, ByteSource, CapturedTensor
 from segue._record.training import SECTIONS, TrainingRecord
 from segue._record.tree import Path, blob_name, decode, encode
@@ -63,6 +65,8 @@ class Contents:
     files: Mapping[str, FilePlan]
     state: bytes
     sections: Mapping[str, Any]
+    version: int
+    """The oldest version of the format that can hold the record."""
 
     @property
     def num_bytes(self) -> int:
@@ -94,7 +98,7 @@ def lay_out(record: TrainingRecord) -> Contents:
             "caller state and components are too large", code="record.size", expected=MAX_STATE_BYTES
         )
     files = {name: _file_plan(sorter.tensors[name], name) for name in layout.TENSOR_FILES}
-    return Contents(record, files, state, trees)
+    return Contents(record, files, state, trees, needed_version(record))
 
 
 def _check_counts(record: TrainingRecord) -> None:
@@ -118,20 +122,25 @@ class _Sorter:
         """Take one tensor or array and return its reference."""
         reference = blob_name(path)
         own_name = self._own_name(path, blob)
-        if own_name is not None:
+        if own_name is not None and own_name not in self.tensors[layout.MODEL_FILE]:
             self._add(layout.MODEL_FILE, _plan(reference, own_name, blob))
         else:
             self._add(layout.TRAINING_FILE, _plan(reference, reference, blob))
         return reference
 
     def _own_name(self, path: Path, blob: Blob) -> str | None:
-        """Return the name under which the model's own state dict has it, or `None` if it has not."""
-        if path[:2] != ("model", "tensors") or len(path) != 3 or not isinstance(blob, CapturedTensor):
+        """Return the name under which the model's own state dict has it, or `None` if it has not.
+
+        A part of a tensor is called `name.part`, unless another tensor has that name.
+        """
+        if path[:2] != ("model", "tensors") or not isinstance(blob, CapturedTensor):
             return None
-        name = path[2]
-        spec = self._contract.get(name) if isinstance(name, str) else None
+        names = [part for part in path[2:] if isinstance(part, str)]
+        spec = self._contract.get(names[0]) if names else None
+        name = ".".join(names)
+        is_taken = len(names) > 1 and name in self._contract
         persistent = spec is not None and spec.kind in _PERSISTENT
-        return name if persistent and isinstance(name, str) and _is_plain_name(name) else None
+        return name if persistent and not is_taken and _is_plain_name(name) else None
 
     def _add(self, file: str, plan: TensorPlan) -> None:
         check_writable(
@@ -198,9 +207,23 @@ def assemble(
             sections[name] = _decoded(tree, resolver, name, path)
     resolver.check_all_used(manifest_path)
     try:
-        return TrainingRecord.from_sections(sections)
+        record = TrainingRecord.from_sections(sections)
     except InvalidRecord as error:
         raise _malformed(error, manifest_path) from error
+    _check_version_holds(record, manifest.version, manifest_path)
+    return record
+
+
+def _check_version_holds(record: TrainingRecord, version: int, path: str) -> None:
+    """Refuse content that a reader of the version it claims to be would not understand."""
+    needed = needed_version(record)
+    if needed > version:
+        raise CorruptCheckpoint(
+            "it claims an older version of the format than its content needs",
+            where=path,
+            expected=needed,
+            found=version,
+        )
 
 
 def _check_keys(trees: Any, expected: tuple[str, ...], path: str) -> None:

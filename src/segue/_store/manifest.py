@@ -19,7 +19,8 @@ from segue._store.checksum import num_blocks
 from segue.errors import ABSENT, CorruptCheckpoint, InvalidRecord, UnsupportedFormat
 
 FORMAT = "segue checkpoint"
-VERSION = 1
+VERSION = 2
+"""The newest version. A checkpoint is written as the oldest that can hold it, so that an older segue can read it."""
 MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_TENSORS = 1_000_000
 MAX_DIMS = 64
@@ -77,6 +78,8 @@ class TensorEntry:
 class Manifest:
     """Everything about a checkpoint but the tensors' bytes and the caller's trees."""
 
+    version: int
+    """Of the format: the oldest that can hold the checkpoint."""
     run: str | None
     """The run it belongs to; `None` for an export that stands alone."""
     seq: int
@@ -123,7 +126,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     dump = strict_json.dump
     top: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": manifest.version,
         "run": manifest.run,
         "seq": manifest.seq,
         "attempt": manifest.attempt,
@@ -183,10 +186,10 @@ def from_bytes(data: bytes, where: str) -> Manifest:
 
 
 def _check_format(top: dict[str, Any], where: str) -> None:
-    check_version(top.get("format", ABSENT), top.get("version", ABSENT), FORMAT, where)
+    check_version(top.get("format", ABSENT), top.get("version", ABSENT), FORMAT, VERSION, where)
 
 
-def check_version(name: Any, version: Any, expected: str, where: str) -> None:
+def check_version(name: Any, version: Any, expected: str, newest: int, where: str) -> None:
     """Refuse another format, and a version that this code does not know, before looking at anything else.
 
     Raises:
@@ -197,9 +200,9 @@ def check_version(name: Any, version: Any, expected: str, where: str) -> None:
         raise UnsupportedFormat("not written by segue", where=where, expected=expected, found=name)
     if type(version) is not int or version < 1:
         raise CorruptCheckpoint("bad version", where=where, found=version)
-    if version > VERSION:
+    if version > newest:
         raise UnsupportedFormat(
-            f"written by a newer segue (format {version})", where=where, expected=VERSION, found=version
+            f"written by a newer segue (format {version})", where=where, expected=newest, found=version
         )
 
 
@@ -223,6 +226,7 @@ class _Fields:
         tensors = self._tensors(top["tensors"])
         files = self._object("files", top["files"], layout.DATA_FILES)
         return Manifest(
+            version=top["version"],
             run=None if top["run"] is None else self._attempt("run", top["run"]),
             seq=self._integer("seq", top["seq"], 0, layout.MAX_SEQ),
             attempt=self._attempt("attempt", top["attempt"]),

@@ -10,12 +10,14 @@ import contextlib
 
 from segue._store import layout, strict_json
 from segue._store.commit import Place
-from segue._store.manifest import VERSION, check_version
+from segue._store.manifest import check_version
 from segue._store.output import write_file
 from segue._store.reader import Folder
 from segue.errors import CorruptCheckpoint
 
 FORMAT = "segue run"
+VERSION = 1
+"""Its own: a run may hold checkpoints of several versions of their format."""
 _MAX_BYTES = 4096
 
 
@@ -32,7 +34,7 @@ def read_run(folder: Folder) -> str:
     top = strict_json.parse(folder.read_file(layout.RUN_FILE, _MAX_BYTES), where)
     if type(top) is not dict:
         raise CorruptCheckpoint("expected an object", where=where, found=top)
-    check_version(top.get("format"), top.get("version"), FORMAT, where)
+    check_version(top.get("format"), top.get("version"), FORMAT, VERSION, where)
     run = top.get("run")
     if top.keys() != {"format", "version", "run"} or type(run) is not str or not layout.is_attempt(run):
         raise CorruptCheckpoint("not a run file", where=where, found=top)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from segue._record.composite import CapturedSubclass, Composite
 from segue._record.tensors import CapturedArray, CapturedTensor
 from segue.errors import shown
 
@@ -25,6 +26,8 @@ def plain(value: Any) -> Any:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, CapturedArray):
         return f"array {value.dtype} {list(value.shape)}"
+    if isinstance(value, Composite):
+        return _composite(value)
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -32,6 +35,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return shown(value)
+
+
+def _composite(value: Composite) -> str:
+    """Describe a tensor that consists of others by its kind, dtype and shape."""
+    kind = value.class_name.rpartition(".")[2] if isinstance(value, CapturedSubclass) else value.tag
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return " ".join(filter(None, (kind, dtype, str(list(getattr(value, "shape", ()))))))
 
 
 def to_json(value: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from segue._record.composite import blobs
+from segue._record.composite import CapturedSubclass, blobs
+from segue._record.contract import TensorSpec
 from segue._record.digest import STATE_SECTIONS
 from segue._record.sections import GroupRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
 from segue._record.tensors import CapturedTensor
@@ -62,15 +64,20 @@ def _module(module: ModuleRecord) -> dict[str, Any]:
         "num_elements": _elements(module.tensors, parameters),
         "num_trainable_elements": _elements(module.tensors, trainable),
         "num_buffers": len(contract.tensors) - len(parameters),
-        "dtypes": dict(Counter(spec.dtype for spec in specs.values())),
+        "dtypes": dict(Counter(_dtype(spec) for spec in specs.values())),
         "devices": sorted({spec.device for spec in specs.values()}),
         "shared": [{"names": list(group.members), "tied": group.tied} for group in contract.sharing],
         "training_mode": module.training.get("", None),
     }
 
 
-def _elements(tensors: Mapping[str, CapturedTensor | None], names: Iterable[str]) -> int:
-    return sum(tensor.num_elements for name in names if (tensor := tensors.get(name)) is not None)
+def _dtype(spec: TensorSpec) -> str:
+    """Name a dtype; of a quantized tensor, which only shows one, its class too."""
+    return spec.dtype if spec.parts is None else f"{spec.parts.short_name} of {spec.dtype}"
+
+
+def _elements(tensors: Mapping[str, CapturedTensor | CapturedSubclass | None], names: Iterable[str]) -> int:
+    return sum(math.prod(tensor.shape) for name in names if (tensor := tensors.get(name)) is not None)
 
 
 def _optimizer(optimizer: OptimizerRecord) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""What optimizers of other libraries keep in attributes of their own: a table, since no rule can tell what it means.
+
+Each attribute of an admitted class is one of three. *Configuration* decides how the class steps: it is recorded, and
+compared at restore. *Derived* ones follow from that, or from the process. A few can hold state that is kept nowhere
+else; those are refused, unless they hold none. An attribute that the table doesn't know is refused as well: also
+that of a class which a program derives from an admitted one.
+
+bitsandbytes has its own `state_dict` and `load_state_dict`, which cast state and copy deeply; they are not called.
+Its lookup tables (`qmap1`, `qmap2`) are one tensor for all parameters, and one with the optimizer's `name2qmap`. It
+only ever reads them, so they are stored with each parameter, and put back as the optimizer's own (ADR 0008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from segue._capture.plain import freeze
+from segue._capture.staging import type_name
+from segue._record.subclass import is_imported_class
+from segue._record.tree import same
+from segue.errors import ABSENT, Finding, OptimizerMismatch, UnsupportedState
+
+_Read = Callable[[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Admitted:
+    """A base class of optimizers with attributes of its own."""
+
+    class_name: str
+    read: _Read
+    """Returns the configuration, by what it is called in records."""
+    attributes: frozenset[str]
+    """All attributes that it sets: those that `read` reads, and derived ones."""
+    refuse: Callable[[Any, str], None] | None = None
+    """Raises where an attribute holds what would be lost."""
+    tables: frozenset[str] = frozenset()
+    """Slots of state that only ever hold the optimizer's lookup tables."""
+
+
+def _read_torchao(optimizer: Any) -> dict[str, Any]:
+    return {name: getattr(optimizer, name) for name in ("block_size", "bf16_stochastic_round", "is_adamw")}
+
+
+def _read_bitsandbytes(optimizer: Any) -> dict[str, Any]:
+    # `args` may be a namespace of the program's own, with anything in it; these are what the step looks at.
+    names = ("optim_bits", "min_8bit_size", "max_unorm", "skip_zeros")
+    return {
+        "optimizer_name": optimizer.optimizer_name,
+        **{name: getattr(optimizer.args, name) for name in names},
+        # With another release's tables, a parameter that first steps after the restore would differ.
+        "name2qmap": dict(optimizer.name2qmap),
+    }
+
+
+def _refuse_bitsandbytes(optimizer: Any, scope: str) -> None:
+    if optimizer.is_paged:
+        raise UnsupportedState(
+            "a paged optimizer is not supported: its state is in memory that torch does not know", where=scope,
+            found=type_name(optimizer), hint="use the same optimizer without `Paged`",
+        )  # fmt: skip
+    manager = optimizer.mng
+    if manager.pid2config or manager.index2config or manager.module_weight_config_triple:
+        raise UnsupportedState(
+            "overrides of the options of single parameters are not supported: they are kept by the identity of live "
+            "objects", where=scope, found="GlobalOptimManager with overrides",
+            hint="use parameter groups, or an optimizer of their own",
+        )  # fmt: skip
+
+
+_ADMITTED = (
+    _Admitted(
+        "torchao.optim.adam._AdamBase",
+        _read_torchao,
+        frozenset({"block_size", "bf16_stochastic_round", "is_adamw"}),
+    ),
+    _Admitted(
+        "bitsandbytes.optim.optimizer.Optimizer8bit",
+        _read_bitsandbytes,
+        # `initialized` is False in a new process: the next step then looks for overrides, of which there are none,
+        # and moves state to its parameter's device, where it is (bitsandbytes 0.50). `page_mng` and `mng` are one
+        # for the process, `non_castable_tensor_keys` is a constant.
+        frozenset({
+            "args", "initialized", "is_paged", "mng", "name2qmap", "non_castable_tensor_keys", "optimizer_name",
+            "page_mng",
+        }),
+        _refuse_bitsandbytes,
+        frozenset({"qmap1", "qmap2"}),
+    ),
+)  # fmt: skip
+
+
+def _admitted(optimizer: Optimizer) -> tuple[_Admitted, type] | None:
+    """Return the table's entry for an optimizer, and the class of its that has this name."""
+    for cls in type(optimizer).__mro__:
+        for entry in _ADMITTED:
+            if is_imported_class(cls, entry.class_name):
+                return entry, cls
+    return None
+
+
+def known_attributes(optimizer: Optimizer) -> frozenset[str]:
+    """Return the attributes of its own that an optimizer may have; none for a class that the table doesn't know."""
+    found = _admitted(optimizer)
+    return frozenset() if found is None else found[0].attributes
+
+
+def saves_as_known(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer's `state_dict` and `load_state_dict` are torch's, or those of an admitted class."""
+    found = _admitted(optimizer)
+    base: Any = Optimizer if found is None else found[1]
+    cls = type(optimizer)
+    return cls.state_dict is base.state_dict and cls.load_state_dict is base.load_state_dict
+
+
+def refuse_hidden_state(optimizer: Optimizer, scope: str) -> None:
+    """Raise `UnsupportedState` if an attribute of an admitted class holds state that would be lost."""
+    found = _admitted(optimizer)
+    if found is not None and found[0].refuse is not None:
+        found[0].refuse(optimizer, scope)
+
+
+def capture_attributes(optimizer: Optimizer, scope: str) -> dict[str, Any] | None:
+    """Copy the configuration that an optimizer keeps in attributes; `None` where it keeps none.
+
+    Raises:
+        UnsupportedState: If one can't be kept, or is missing.
+    """
+    found = _admitted(optimizer)
+    if found is None:
+        return None
+    try:
+        values = found[0].read(optimizer)
+    except AttributeError as error:
+        raise UnsupportedState(
+            "an optimizer without the attributes of its class: another release of the library?", where=scope,
+            found=str(error),
+        ) from error  # fmt: skip
+    return {name: freeze(value, f"{scope} {name}") for name, value in values.items()}
+
+
+def check_attributes(record: Any, optimizer: Optimizer, scope: str) -> Iterator[Finding]:
+    """Yield what was configured otherwise, when the recorded state came to be."""
+    live = capture_attributes(optimizer, scope)
+    before, now = (value if type(value) is dict else {} for value in (record, live))
+    for name in [*before, *(name for name in now if name not in before)]:
+        left, right = before.get(name, ABSENT), now.get(name, ABSENT)
+        if left is ABSENT or right is ABSENT or not same(left, right):
+            yield Finding(
+                OptimizerMismatch, f"{scope}.attribute.{name}", "the optimizer is configured otherwise",
+                f"{scope} {name}", left, right, "build it with the arguments that it had",
+            )  # fmt: skip
+
+
+def table_slots(optimizer: Optimizer) -> frozenset[str]:
+    """Return the slots of state that only ever hold lookup tables, which nothing writes to."""
+    found = _admitted(optimizer)
+    return frozenset() if found is None else found[0].tables
+
+
+def own_tables(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return an optimizer's own lookup tables, not copies."""
+    return list(vars(optimizer)["name2qmap"].values()) if table_slots(optimizer) else []
