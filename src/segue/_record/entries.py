@@ -104,6 +104,7 @@ def gradient_of(entry: GradientEntry) -> CapturedTensor | Composite:
             else torch.empty(0, dtype=torch.uint8)
         )
         data = CapturedTensor(torch.uint8, (len(entry.data),), (1,), "cpu", MemoryBytes(flat))
-        return QuantizedTensor(entry.stored, entry.shape, data)
+        # Not by the constructor, which would warn of a long block once more.
+        return QuantizedTensor.from_parts({**entry.stored.description, "shape": entry.shape}, {"data": data})
     assert isinstance(entry.dtype, torch.dtype)
     return from_raw(entry.dtype, entry.stored, entry.shape, entry.data)

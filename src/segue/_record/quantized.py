@@ -125,6 +125,17 @@ class QuantScheme:
             raise _bad_scheme("bad block", "None, or a tuple of at most 5 sizes of 0 to 255", self.block)
 
     @property
+    def description(self) -> dict[str, Any]:
+        """The scheme as plain values."""
+        return {
+            "value": self.value.value,
+            "scale": self.scale.value,
+            "store": self.store.value,
+            "packed_dim": self.packed_dim,
+            "block": self.block,
+        }
+
+    @property
     def values_per_unit(self) -> int:
         """How many values share a unit of the store: a word, or a byte."""
         if self.store is QuantStore.NATIVE:
@@ -392,15 +403,7 @@ class QuantizedTensor(Composite):
 
     @property
     def description(self) -> dict[str, Any]:
-        scheme = self.scheme
-        return {
-            "value": scheme.value.value,
-            "scale": scheme.scale.value,
-            "store": scheme.store.value,
-            "packed_dim": scheme.packed_dim,
-            "block": scheme.block,
-            "shape": self.shape,
-        }
+        return {**self.scheme.description, "shape": self.shape}
 
     @classmethod
     def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:

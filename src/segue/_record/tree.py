@@ -298,7 +298,13 @@ def _decode_composite(cls: type[Composite]) -> Callable[[Json, Callable[[str], B
         try:
             return cls.from_parts(decode(description, _no_blob, path), found)
         except InvalidRecord as error:
-            raise _bad(path, error.what, error.found) from error
+            raise InvalidRecord(
+                error.what,
+                code="record.tree",
+                where=shown_path(path),
+                expected=error.expected,
+                found=error.found,
+            ) from error
 
     return decode_composite
 
