@@ -20,14 +20,13 @@ from segue._record.diff import Difference, RecordDiff
 from segue._record.entries import GradientEntry
 from segue._record.gradients import GradientsRecord
 from segue._record.training import TrainingRecord
+from segue._session.accumulators import GradientAccumulator, WeightedAccumulator
 from segue._session.archive import diff, load, save, verify
 from segue._session.checkpointer import Checkpointer
 from segue._session.gradients import capture_gradients, restore_gradients
 from segue._session.training import FullModel, Training
 from segue._session.writer import PendingSave
 from segue._store.reader import CheckpointInfo
-from segue._window.plain import GradientAccumulator
-from segue._window.weighted import WeightedAccumulator
 
 __version__ = "0.1.0.dev0"
 

@@ -10,7 +10,7 @@ from segue import GradientAccumulator, WeightedAccumulator
 from segue._record.window import WindowState
 from segue._window.window import MAX_MICROBATCHES
 from segue.errors import WindowError
-from tests._window.models import Pair, bits, sparse_gradient
+from tests._window.models import Pair, bits
 
 
 def losses(reduction):
@@ -83,7 +83,8 @@ def test_a_weight_of_zero_counts_and_contributes_nothing():
 def test_a_weight_of_zero_is_no_licence_for_a_gradient_that_cannot_be_summed():
     model = Pair()
     window = WeightedAccumulator(model)
-    model.a.grad = sparse_gradient()
+    model.a.grad_dtype = torch.int32
+    model.a.grad = torch.ones(2, dtype=torch.int32)
     with pytest.raises(WindowError):
         window.add_sum(0)
     assert window.microbatches == 0

@@ -5,7 +5,7 @@ import torch
 
 from segue import GradientAccumulator, WeightedAccumulator
 from segue.errors import WindowError
-from tests._window.models import Pair, sparse_gradient
+from tests._window.models import Pair
 
 KINDS = {
     "plain": (GradientAccumulator, lambda window: window.add()),
@@ -87,10 +87,6 @@ def test_a_gradient_that_was_never_added_keeps_the_window_open(kind):
     assert model.a.grad is None
 
 
-def sparse(model):
-    model.a.grad = sparse_gradient()
-
-
 def subclass(model):
     class Marked(torch.Tensor):
         pass
@@ -108,26 +104,86 @@ def eight_bits(model):
     model.a.grad = torch.ones(2).to(torch.float8_e4m3fn)
 
 
+def truth_values(model):
+    model.a.grad_dtype = None
+    model.a.grad = torch.ones(2, dtype=torch.bool)
+
+
+def complex_numbers(model):
+    model.a.grad_dtype = None
+    model.a.grad = torch.ones(2, dtype=torch.complex64)
+
+
+def quantized(model):
+    model.a.grad_dtype = None
+    model.a.grad = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+def compressed(model):
+    # A strided parameter takes no such gradient (torch 2.13).
+    model.a = torch.nn.Parameter(torch.eye(2).to_sparse_csr())
+    model.a.grad = torch.eye(2).to_sparse_csr()
+
+
+def frozen(model):
+    model.a.grad = torch.ones(2)
+    model.a.requires_grad_(False)
+
+
+def reshaped(model):
+    model.a.grad = torch.ones(2)
+    model.a.data = model.a.data.reshape(2, 1)
+
+
+def resized(model):
+    model.a.grad = torch.ones(2)
+    model.a.grad.resize_(1)
+
+
 def in_a_graph(model):
     (model.a * model.a).sum().backward(create_graph=True)
 
 
-@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
-@pytest.mark.parametrize("set_gradient", [sparse, subclass, whole_numbers, eight_bits, in_a_graph])
-def test_a_gradient_that_cannot_be_summed_is_refused_before_any_is_taken(kind, set_gradient):
+UNFIT = {
+    subclass: ("window.gradient", "torch.Tensor", "Marked"),
+    whole_numbers: ("window.gradient", "a real floating-point dtype", torch.int32),
+    truth_values: ("window.gradient", "a real floating-point dtype", torch.bool),
+    complex_numbers: ("window.gradient", "a real floating-point dtype", torch.complex64),
+    eight_bits: ("window.gradient", "a real floating-point dtype", torch.float8_e4m3fn),
+    quantized: ("window.gradient", "a real floating-point dtype", torch.qint8),
+    compressed: ("window.layout", "strided or sparse_coo", torch.sparse_csr),
+    in_a_graph: ("window.graph", "requires_grad=False", "requires_grad=True"),
+    frozen: ("window.frozen", "requires_grad=True", "requires_grad=False"),
+    reshaped: ("window.shape", (2, 1), (2,)),
+    resized: ("window.shape", (2,), (1,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning", "ignore:Sparse CSR:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("set_gradient", UNFIT)
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_gradient_that_cannot_be_summed_is_refused_before_any_is_taken(kind, set_gradient, place):
     make, add = kind
     model = Pair()
+    if place == "last":
+        # `parameters()` gives b before a now.
+        model._parameters["a"] = model._parameters.pop("a")
     window = make(model)
     model.give(b=1)
+    add(window)
+    model.give(b=1)
     set_gradient(model)
-    standing = model.a.grad
+    standing, before = model.a.grad, window.window_state()
     with pytest.raises(WindowError) as caught:
         add(window)
-    assert caught.value.where == "gradient of a"
+    error = caught.value
+    assert error.where == "gradient of a"
+    assert (error.code, error.expected, error.found) == UNFIT[set_gradient]
     assert model.a.grad is standing
     assert model.b.grad.tolist() == [1, 1]
-    assert window.sums() == []
-    assert window.microbatches == 0
+    assert [(parameter is model.b, total.tolist()) for parameter, total in window.sums()] == [(True, [1, 1])]
+    assert window.window_state() == before
     model.zero_grad()
 
 

@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from segue._record.window import WindowState
 from segue._window.window import AccumulationWindow
 from segue.errors import WindowError
 
 
-class GradientAccumulator(AccumulationWindow):
-    """Adds up the gradients of several microbatches outside `.grad`, in fp32 or fp64.
-
-    Args:
-        model: Whose gradients; every parameter that has one takes part.
-        dtype: The dtype of the sums, `float32` or `float64`, whatever the parameters have.
-        microbatches: How many fill a window, for `is_full`; `None` if the caller decides. A shorter window (at the
-            end of an epoch) is divided by the number of microbatches that are in it.
-
-    Raises:
-        WindowError: If the dtype is another, or `microbatches` is not positive.
-
-    Guarantees:
-        A call that raises has changed nothing. Captured and restored bit for bit at any microbatch.
-    """
-
-    def __init__(
-        self, model: nn.Module, dtype: torch.dtype = torch.float32, microbatches: int | None = None
-    ) -> None:
-        super().__init__(model, dtype, microbatches)
+class PlainWindow(AccumulationWindow):
+    """What `GradientAccumulator` does, but for records."""
 
     def add(self) -> None:
         """Add what stands in `.grad` to the window and leave `.grad` None.
 
         Raises:
-            WindowError: If a gradient can't be summed, or is the one that `finish` handed out; nothing has changed.
+            WindowError: If the window is full, or a gradient can't be summed: of an integer dtype or a compressed
+                layout, part of a graph, of a frozen parameter, of another shape or device than its parameter, or the
+                one that `finish` handed out. Nothing has changed.
+
+        Guarantees:
+            Each gradient is cast to the dtype of the sums and added, in the order of microbatches; the bits don't
+            depend on anything else. A parameter without a gradient gets none, and a sparse gradient stays sparse.
 
         Cost:
-            One addition per parameter; no copy where gradient and sum have one dtype.
+            One addition per parameter. The first gradients of a window become the sums without a copy where both
+            have one dtype. Gradients of another dtype are cast through a small scratch.
         """
-        self._refuse_too_many()
-        self._sums.add(self._sums.check_incoming(), 1.0)
+        self._refuse_another_microbatch()
+        self._sums.add(self._sums.check_microbatch(), 1.0, fills=self._fills)
         self._microbatches += 1
 
     def finish_sums(self) -> None:
         """Put the sums into `.grad`, cast once to each parameter's gradient dtype, and begin a new window.
 
         Raises:
-            WindowError: If a gradient stands in `.grad` that was never added; nothing has changed.
+            WindowError: If a gradient stands in `.grad` that was never added, or a sum no longer fits its parameter;
+                nothing has changed.
+
+        Guarantees:
+            All or nothing. A sum that is not finite is handed out as it is.
+
+        Cost:
+            None where sums and gradients have one dtype, else one cast into memory that backward allocated, or into
+            new memory where the last microbatch was not known to be the last.
         """
         self._sums.hand_out(())
         self._microbatches = 0
@@ -57,10 +51,19 @@ class GradientAccumulator(AccumulationWindow):
         """Divide the sums by the number of microbatches in the window, put them into `.grad`, and begin a new one.
 
         Raises:
-            WindowError: If the window is empty, or a gradient stands in `.grad` that was never added.
+            WindowError: If the window is empty; else as for `finish_sums`. Nothing has changed.
+
+        Guarantees:
+            One division in the dtype of the sums, then one cast. All or nothing.
+
+        Cost:
+            One division per parameter; else as for `finish_sums`.
         """
         if self._microbatches == 0:
-            raise WindowError("an empty window has no mean", code="window.empty", where="accumulator")
+            raise WindowError(
+                "an empty window has no mean", code="window.empty", where="accumulator",
+                expected="at least one microbatch", found=0,
+            )  # fmt: skip
         self._sums.hand_out((float(self._microbatches),))
         self._microbatches = 0
 

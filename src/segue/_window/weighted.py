@@ -7,59 +7,26 @@ sums and the tokens are state, since a count lost in mid-window makes the next u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from segue._record.window import WindowState
+from segue._window.loss import SummedLoss, read_both, refuse_unknown_leaves
+from segue._window.weights import checked_scale, checked_total, checked_weight
 from segue._window.window import AccumulationWindow
 from segue.errors import WindowError
 
 
-def _representable(value: float, dtype: torch.dtype) -> bool:
-    """Tell whether a factor is finite in double precision, and in single where sums are."""
-    return math.isfinite(value) and math.isfinite(torch.tensor(value, dtype=dtype, device="cpu").item())
-
-
-def _vanishes(value: float, dtype: torch.dtype) -> bool:
-    return value > 0 and torch.tensor(value, dtype=dtype, device="cpu").item() == 0
-
-
-class WeightedAccumulator(AccumulationWindow):
-    """Adds up gradients with a weight each (tokens, samples), and divides once by the total weight.
-
-    Args:
-        model: Whose gradients; every parameter that has one takes part.
-        dtype: The dtype of the sums, `float32` or `float64`, whatever the parameters have.
-        microbatches: How many fill a window, for `is_full`; `None` if the caller decides.
-        loss_scale: One fixed factor that the caller puts into every loss; divided out once, at the end.
-
-    Raises:
-        WindowError: If an argument is out of range.
-
-    Guarantees:
-        A call that raises has changed nothing. The total weight is kept in double precision. Captured and restored
-        bit for bit at any microbatch.
-    """
+class WeightedWindow(AccumulationWindow):
+    """What `WeightedAccumulator` does, but for records."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        dtype: torch.dtype = torch.float32,
-        microbatches: int | None = None,
-        loss_scale: float = 1.0,
+        self, model: nn.Module, dtype: torch.dtype, microbatches: int | None, loss_scale: float
     ) -> None:
         super().__init__(model, dtype, microbatches)
-        scale = float(loss_scale)
-        if not scale > 0 or not _representable(scale, dtype) or _vanishes(scale, dtype):
-            raise WindowError(
-                "a loss scale must be positive and finite in the dtype of the sums",
-                code="window.loss_scale",
-                found=scale,
-            )
-        self._loss_scale = scale
+        self._loss_scale = checked_scale(loss_scale, dtype)
         self._total_weight = 0.0
 
     @property
@@ -72,43 +39,106 @@ class WeightedAccumulator(AccumulationWindow):
 
         Args:
             weight: What the microbatch counts, such as its number of tokens; not negative. With weight 0 it counts
-                as a microbatch and contributes nothing.
+                as a microbatch, its gradients are checked, and it contributes nothing.
 
         Raises:
-            WindowError: If the weight is negative, not finite or overflows, or a gradient can't be summed.
+            WindowError: If the weight is negative, not finite in the dtype of the sums or overflows their total, or
+                the window is full, or a gradient can't be summed (as for `GradientAccumulator.add`). Nothing has
+                changed.
+
+        Guarantees:
+            Each gradient is cast to the dtype of the sums and added, in the order of microbatches; the bits don't
+            depend on anything else.
+
+        Cost:
+            As for `GradientAccumulator.add`.
         """
-        self._add(weight, 1.0)
+        self._add(weight, is_mean=False)
 
     def add_mean(self, weight: float) -> None:
-        """Add the gradients of a microbatch's *mean* loss, times its weight; otherwise like `add_sum`."""
-        self._add(weight, float(weight))
+        """Add the gradients of a microbatch's *mean* loss, times its weight; otherwise like `add_sum`.
 
-    def _add(self, weight: float, multiplier: float) -> None:
-        total = self._checked_total(float(weight))
-        self._refuse_too_many()
-        incoming = self._sums.check_incoming()
+        Args:
+            weight: As for `add_sum`.
+
+        Raises:
+            WindowError: As for `add_sum`.
+
+        Guarantees:
+            Cast to the dtype of the sums, times the weight in that dtype, then added: three roundings.
+
+        Cost:
+            One more multiplication per parameter, through a small scratch.
+        """
+        self._add(weight, is_mean=True)
+
+    def _add(self, weight: float, *, is_mean: bool) -> None:
+        weight, total = self._checked(weight)
+        microbatch = self._sums.check_microbatch()
         if weight > 0:
-            self._sums.add(incoming, multiplier)
+            self._sums.add(microbatch, weight if is_mean else 1.0, fills=self._fills)
         else:
-            self._sums.drop(incoming)
+            self._sums.drop(microbatch)
+        self._count(total)
+
+    def _checked(self, weight: float) -> tuple[float, float]:
+        """Return a weight, and the total with it."""
+        dtype = self._sums.dtype
+        weight = checked_weight(weight, dtype)
+        total = checked_total(self._total_weight + weight, dtype)
+        self._refuse_another_microbatch()
+        return weight, total
+
+    def _count(self, total: float) -> None:
         self._total_weight = total
         self._microbatches += 1
 
-    def _checked_total(self, weight: float) -> float:
-        dtype = self._sums.dtype
-        if not weight >= 0 or not _representable(weight, dtype) or _vanishes(weight, dtype):
-            raise WindowError(
-                "a weight must be finite and not negative",
-                code="window.weight",
-                where="accumulator",
-                found=weight,
-            )
-        total = self._total_weight + weight
-        if not _representable(total, dtype):
-            raise WindowError(
-                "the total weight overflows", code="window.overflow", where="accumulator", found=total
-            )
-        return total
+    def backward_sum(self, loss_sum: torch.Tensor, weight: torch.Tensor) -> SummedLoss:
+        """Run the backward of a microbatch's *summed* loss and add its gradients, loss scale included.
+
+        Args:
+            loss_sum: Shape [1], floating point: the loss summed over the microbatch, without the loss scale.
+            weight: Shape [1], floating point, on the same device: what the microbatch counts. Detached.
+
+        Returns:
+            The loss and the weight as they were read, and whether backward ran: not with weight 0, which counts as
+            a microbatch and contributes nothing.
+
+        Raises:
+            WindowError: If a tensor is of another shape or dtype; a weight is refused as by `add_sum`; a gradient
+                stands in `.grad` already, which was never added; or the loss has a gradient for a tensor that the
+                model does not have. All of this is checked before backward.
+            Exception: What backward raises.
+
+        Guarantees:
+            After any exception the window and every `.grad` of the model are as before. The loss is cast to the
+            dtype of the sums and multiplied by the loss scale once. A loss that is not finite is not hidden.
+
+        Cost:
+            One transfer of two numbers to the host, which waits for the loss; one walk over its graph; then as for
+            `add_sum`.
+        """
+        loss, number = read_both(loss_sum, weight)
+        number, total = self._checked(number)
+        self._sums.refuse_standing()
+        if number > 0:
+            refuse_unknown_leaves(loss_sum, self.model)
+            self._add_backward_of(loss_sum)
+        self._count(total)
+        return SummedLoss(loss, number, number > 0)
+
+    def _add_backward_of(self, loss_sum: torch.Tensor) -> None:
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                scaled = loss_sum.to(self._sums.dtype)
+                if self._loss_scale != 1.0:
+                    scaled = scaled * self._loss_scale
+                scaled.backward()  # type: ignore[no-untyped-call]
+            self._sums.add(self._sums.check_microbatch(), 1.0, fills=self._fills)
+        except BaseException:
+            # No gradient stood before, so whatever stands now was written by the backward that failed.
+            self._sums.drop_standing()
+            raise
 
     def finish_sums(self) -> WindowState:
         """Put the sums into `.grad` undivided, loss scale included, and begin a new window.
@@ -117,7 +147,14 @@ class WeightedAccumulator(AccumulationWindow):
             The counters of the finished window; divide by its `total_weight` and `loss_scale` yourself.
 
         Raises:
-            WindowError: If a gradient stands in `.grad` that was never added; nothing has changed.
+            WindowError: If a gradient stands in `.grad` that was never added, or a sum no longer fits its parameter;
+                nothing has changed.
+
+        Guarantees:
+            All or nothing. Allowed for an empty window. A sum that is not finite is handed out as it is.
+
+        Cost:
+            As for `GradientAccumulator.finish_sums`.
         """
         state = self.window_state()
         self._sums.hand_out(())
@@ -128,12 +165,18 @@ class WeightedAccumulator(AccumulationWindow):
         """Divide the sums by loss scale and total weight, put them into `.grad`, and begin a new window.
 
         Raises:
-            WindowError: If the total weight is zero, or a gradient stands in `.grad` that was never added.
+            WindowError: If the total weight is zero; else as for `finish_sums`. Nothing has changed.
+
+        Guarantees:
+            Two divisions one after the other in the dtype of the sums, then one cast. All or nothing.
+
+        Cost:
+            Up to two divisions per parameter; else as for `GradientAccumulator.finish_sums`.
         """
         if self._total_weight <= 0:
             raise WindowError(
                 "a window without weight has no mean", code="window.empty", where="accumulator",
-                found=f"{self._microbatches} microbatches of total weight 0",
+                expected="a positive total weight", found=f"{self._microbatches} microbatches of total weight 0",
                 hint="skip this update: `finish_sums()` begins a new window",
             )  # fmt: skip
         self._sums.hand_out((self._loss_scale, self._total_weight))

@@ -10,23 +10,27 @@ from torch import nn
 
 from segue._record.window import WindowState
 from segue._window.sums import GradientSums
-from segue._window.terms import refuse_other_terms
+from segue._window.terms import MAX_MICROBATCHES, refuse_contradictions, refuse_other_terms
 from segue.errors import WindowError
-
-MAX_MICROBATCHES = 2**64 - 1
 
 
 class AccumulationWindow(ABC):
-    """Base of the accumulators; `PendingSource` to `_capture`."""
+    """Base of the windows; `PendingSource` to `_capture`."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, microbatches: int | None) -> None:
         if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
             raise WindowError(
-                "a window needs at least one microbatch", code="window.size", found=microbatches
-            )
+                "a window needs at least one microbatch", code="window.size", where="accumulator",
+                expected="a positive int, or None", found=microbatches,
+            )  # fmt: skip
         self._sums = GradientSums(model, dtype)
         self._window_microbatches = microbatches
         self._microbatches = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The model whose gradients are summed."""
+        return self._sums.model
 
     @property
     def microbatches(self) -> int:
@@ -53,6 +57,7 @@ class AccumulationWindow(ABC):
     def check_window(self, state: WindowState) -> None:
         """Raise `WindowError` unless this accumulator divides and fills as the recorded one did."""
         refuse_other_terms(state, self.window_state())
+        refuse_contradictions(state, self._sums.dtype)
 
     def replace_window(
         self,
@@ -64,11 +69,23 @@ class AccumulationWindow(ABC):
         self._sums.replace(sums, handed_out)
         self._microbatches = state.microbatches
 
-    def _refuse_too_many(self) -> None:
+    def _refuse_another_microbatch(self) -> None:
         if self._microbatches >= MAX_MICROBATCHES:
             raise WindowError(
-                "too many microbatches in one window", code="window.counter", found=self._microbatches
-            )
+                "too many microbatches in one window", code="window.counter", where="accumulator",
+                expected=f"at most {MAX_MICROBATCHES}", found=self._microbatches,
+            )  # fmt: skip
+        if self.is_full:
+            raise WindowError(
+                "the window is full", code="window.full", where="accumulator",
+                expected=f"{self._window_microbatches} microbatches", found="one more",
+                hint="call `finish_mean()` when `is_full`; or leave `microbatches` out, and finish when you decide",
+            )  # fmt: skip
+
+    @property
+    def _fills(self) -> bool:
+        """Whether the next microbatch fills the window."""
+        return self._microbatches + 1 == self._window_microbatches
 
     def _dtype_name(self) -> str:
         return str(self._sums.dtype).removeprefix("torch.")

@@ -1,0 +1,88 @@
+"""The gradients of one microbatch: all checked, and sorted by how they are added, before the first is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from segue._window.refusals import FLOATS, refuse_unfit
+from segue._window.running import RunningSum
+
+
+class Terms:
+    """Gradients and the running sums they go to, side by side.
+
+    Two lists, not one of pairs: thousands of new tuples at each microbatch would call the garbage collector.
+    """
+
+    __slots__ = ("gradients", "running")
+
+    def __init__(self) -> None:
+        self.running: list[RunningSum] = []
+        self.gradients: list[torch.Tensor] = []
+
+    def append(self, running: RunningSum, gradient: torch.Tensor) -> None:
+        self.running.append(running)
+        self.gradients.append(gradient)
+
+
+class Microbatch:
+    """What stands in `.grad` after one backward."""
+
+    __slots__ = ("cast", "direct", "first", "sparse")
+
+    def __init__(self) -> None:
+        self.first = Terms()
+        """Strided ones of parameters that have no sum yet."""
+        self.direct = Terms()
+        """Strided ones of the dtype of their sum."""
+        self.cast = Terms()
+        """Strided ones of another dtype."""
+        self.sparse = Terms()
+        """Those that are sparse, or meet a sparse sum."""
+
+    @property
+    def all(self) -> tuple[Terms, ...]:
+        """Every gradient."""
+        return self.first, self.direct, self.cast, self.sparse
+
+
+def checked_microbatch(sums: Iterable[RunningSum], work_dtype: torch.dtype) -> Microbatch:
+    """Return the gradients that stand in `.grad`.
+
+    Raises:
+        WindowError: If one can't be summed, or is still what the last window handed out.
+
+    Cost:
+        About a microsecond for each parameter, which is why this is one loop.
+    """
+    microbatch = Microbatch()
+    for running in sums:
+        parameter = running.parameter
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        dtype, shape = gradient.dtype, gradient.shape
+        is_plainly_fit = (
+            type(gradient) is torch.Tensor
+            and gradient.layout is torch.strided
+            and dtype in FLOATS
+            and not gradient.requires_grad
+            and parameter.requires_grad
+            and shape == parameter.shape
+            and gradient.device == parameter.device
+            and running.handed_out is None
+        )
+        # At first sight only: whatever this doubts is for `refuse_unfit` to judge.
+        if is_plainly_fit and running.total is None:
+            microbatch.first.append(running, gradient)
+        elif is_plainly_fit and running.strided_shape == shape:
+            (microbatch.direct if dtype is work_dtype else microbatch.cast).append(running, gradient)
+        else:
+            refuse_unfit(running, gradient)
+            terms = (
+                microbatch.first if running.total is None and not gradient.is_sparse else microbatch.sparse
+            )
+            terms.append(running, gradient)
+    return microbatch
