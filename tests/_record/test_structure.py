@@ -114,3 +114,10 @@ def test_a_later_field_is_checked_like_any_other(tree, where):
 )  # fmt: skip
 def test_the_oldest_version_that_holds_a_value_is_known(value, version):
     assert needed_version(value) == version
+
+
+@pytest.mark.parametrize("field", [{"second": None}, {"third": 7}])
+def test_a_default_that_is_written_out_is_refused(field):
+    with pytest.raises(InvalidRecord, match="not of its type") as caught:
+        structure(Grown, {"count": 1, "gradient": None, **field})
+    assert [caught.value.where] == list(field)

@@ -9,7 +9,7 @@ from typing import Any
 from segue._record.composite import CapturedSubclass, Composite
 from segue._record.structure import added
 from segue._record.tensors import DTYPE_NAMES, CapturedTensor
-from segue._record.tree import leaves, same
+from segue._record.tree import Path, leaves, same
 from segue.errors import ABSENT, InvalidRecord
 
 Difference = tuple[str, tuple[str, ...], Any, Any]
@@ -96,9 +96,19 @@ def _differing(left: Any, right: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _entries(context: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a context by path, without the tags of its encoding."""
+    """Yield the values of a context by where they stand, without the tags of its encoding."""
     for path, value in leaves(context):
-        yield ".".join(str(part) for part in path if part not in ("dict", "object", "member")), value
+        yield ".".join(_without_tags(path)), value
+
+
+def _without_tags(path: Path) -> Iterator[str]:
+    within_pair = False
+    for part in map(str, path):
+        if within_pair and part in ("0", "1"):
+            yield from ["class"] if part == "0" else []
+        elif part not in ("dict", "object", "member"):
+            yield part
+        within_pair = part in ("object", "member")
 
 
 def parts_of(captured: object) -> PartsSpec | None:
