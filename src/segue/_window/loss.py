@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from segue._window.refusals import FLOATS
 from segue.errors import WindowError
@@ -73,13 +72,13 @@ def _refuse_misshapen(name: str, tensor: torch.Tensor) -> None:
     raise WindowError(what, code="window.loss", where=name, expected=expected, found=found, hint=hint)
 
 
-def refuse_unknown_leaves(loss_sum: torch.Tensor, model: nn.Module) -> None:
+def refuse_unknown_leaves(loss_sum: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
     """Raise `WindowError` if the loss would give a gradient to something that the model does not have.
 
     Such a gradient would be summed in its own `.grad` and never divided. What only comes to light during backward, in
     a reentrant activation checkpoint, is not seen.
     """
-    own = {id(parameter) for parameter in model.parameters()}
+    own = {id(parameter) for parameter in parameters}
     for leaf in _leaves(loss_sum):
         if id(leaf) not in own:
             raise WindowError(
@@ -92,13 +91,14 @@ def refuse_unknown_leaves(loss_sum: torch.Tensor, model: nn.Module) -> None:
 def _leaves(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors that a backward would give a gradient to."""
     if tensor.grad_fn is None:
-        yield tensor
+        if tensor.requires_grad:
+            yield tensor
         return
     todo, seen = [tensor.grad_fn], {tensor.grad_fn}
     while todo:
         node = todo.pop()
-        if hasattr(node, "variable"):
-            yield node.variable
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable  # type: ignore[attr-defined]  # not in the stubs (torch 2.13)
         new = {following for following, _ in node.next_functions if following is not None} - seen
         todo.extend(new)
         seen |= new

@@ -48,6 +48,11 @@ class GradientSums:
         self._running: list[RunningSum] = []
         self._strangers: list[RunningSum] = []
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's distinct parameters."""
+        return [running.parameter for running in self._look()]
+
     def check_microbatch(self) -> Microbatch:
         """Return the gradients that stand in `.grad`, after checking all of them.
 

@@ -122,7 +122,7 @@ class WeightedWindow(AccumulationWindow):
         number, total = self._checked(number)
         self._sums.refuse_standing()
         if number > 0:
-            refuse_unknown_leaves(loss_sum, self.model)
+            refuse_unknown_leaves(loss_sum, self._sums.parameters)
             self._add_backward_of(loss_sum)
         self._count(total)
         return SummedLoss(loss, number, number > 0)
