@@ -6,8 +6,11 @@ from collections import Counter, OrderedDict, deque
 import numpy as np
 import torch
 
+from segue._record.composite import CapturedSparse, CapturedSubclass, ConvertedTensor
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.gradients import GradientsRecord
+from segue._record.parts import parts_of
+from segue._record.quantized import QuantizedTensor, QuantScale, QuantScheme, QuantStore, QuantValue
 from segue._record.sections import (
     ComponentRecord,
     GroupRecord,
@@ -66,6 +69,7 @@ def module(tensors, kinds=None, sharing=()) -> ModuleRecord:
             item.device,
             True,
             None,
+            parts_of(item),
         )
         for name, item in tensors.items()
     }
@@ -130,3 +134,65 @@ MANY_KINDS = {
     "scalar": np.float32(1.5), "empty": {}, "array": array(np.asfortranarray(np.arange(6.0).reshape(2, 3))),
     "tensor": tensor("int64", (2,)),
 }  # fmt: skip
+
+
+MX = "torchao.prototype.mx_formats.mx_tensor.MXTensor"
+
+
+def subclass(seed=0, name=MX, **changes) -> CapturedSubclass:
+    """A quantized tensor of 2 x 4 values in blocks of two; no library is needed to store one."""
+    parts = {
+        "qdata": tensor("uint8", (2, 4), seed=seed),
+        "scale": tensor("float8_e8m0fnu", (2, 2), seed=seed + 1),
+    }
+    kernel = ("torchao.quantization.quantize_.common.kernel_preference.KernelPreference", "AUTO")
+    context = {
+        "dict": {"block_size": 2, "orig_dtype": torch.bfloat16, "kernel_preference": {"member": kernel}}
+    }
+    fields = {"context": context, "tensors": {**parts, **changes.pop("parts", {})}, **changes}
+    return CapturedSubclass(name, torch.bfloat16, (2, 4), (4, 1), "cpu", **fields)
+
+
+def sparse(seed=0) -> CapturedSparse:
+    """A sparse gradient of 4 x 3 values with two rows, one of them twice."""
+    indices = captured(torch.tensor([[2, 0, 2]]))
+    return CapturedSparse(
+        "sparse_coo", (4, 3), False, {"indices": indices, "values": tensor(shape=(3, 3), seed=seed)}
+    )
+
+
+def second_version(seed: int = 0, **changes) -> TrainingRecord:
+    """A record with everything that version 2 of the format has and version 1 has not."""
+    weight, nested = subclass(seed), subclass(seed + 10, parts={"scale": subclass(seed + 20)})
+    plain = record(seed)
+    optimizer = dataclasses.replace(
+        plain.optimizers["optimizer"],
+        state={"head": {"step": 3, "exp_avg": subclass(seed + 30), "qmap1": tensor(shape=(4,), seed=seed)}},
+        attributes={"block_size": 256, "name2qmap": {"dynamic": tensor(shape=(4,), seed=seed)}},
+    )
+    gradients = {
+        "head": ConvertedTensor(torch.float64, tensor("float32", (2, 3), seed=seed + 40), False),
+        "rows": sparse(seed + 41),
+        "more rows": sparse(seed + 41),
+        "packed": QuantizedTensor(
+            QuantScheme(QuantValue.Q8S, QuantScale.F32, QuantStore.NATIVE, 0, (4,)), (8,), tensor("uint8", (16,), seed=seed)
+        ),
+    }  # fmt: skip
+    made = dataclasses.replace(
+        plain,
+        model=module(
+            {
+                "base.weight": weight,
+                "head": tensor(seed=seed + 50),
+                "nested": nested,
+                "table": subclass(seed + 60),
+            },
+            {"table": "transient"},
+            [Sharing({"base.weight.scale": 0, "nested.qdata": 4}, False)],
+        ),
+        optimizers={"optimizer": optimizer},
+        gradients=GradientsRecord(gradients, (("more rows/values", "rows/values"),)),
+        window=None,
+        caller_state={"held": [subclass(seed + 70)], 1: sparse(seed + 71)},
+    )
+    return dataclasses.replace(made, **changes)

@@ -8,16 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from segue._store.archive import write_checkpoint
 from segue.errors import StoreError
+from tests._store.records import record, second_version
 from tests.hostile.lies import lie, lie_in_bytes, lie_in_header, lie_in_state, manifest, read_all
 
 NASTY = st.sampled_from(
     [None, True, False, 0, -1, 1.5, 2**53, 2**63, "", "x", "model/tensors/weight", "float32", "|O", [], {}, [[]], {"tuple": []},
-     {"tensor": "model/tensors/weight"}, {"dict": {}}, {"bytes": "AA=="}, {"array": ["a", "<f4", [1], "C"]}, "\x00", "é", "9" * 50]
+     {"tensor": "model/tensors/weight"}, {"dict": {}}, {"subclass": [{"dict": {}}, {}]}, {"bytes": "AA=="}, {"array": ["a", "<f4", [1], "C"]}, "\x00", "é", "9" * 50]
 )  # fmt: skip
 TAGS = st.sampled_from(
     ["dict", "map", "ordered", "counter", "tuple", "set", "frozenset", "deque", "int", "float", "complex", "str", "bytes",
-     "bytearray", "range", "dtype", "device", "size", "scalar", "array", "tensor", "nonsense"]
+     "bytearray", "range", "dtype", "device", "size", "scalar", "array", "tensor", "sparse", "subclass", "quantized", "converted", "nonsense"]
 )  # fmt: skip
 TREES = st.recursive(
     NASTY,
@@ -46,8 +48,10 @@ def replaced(tree, path, value):
     return tree
 
 
-@pytest.fixture(scope="module")
-def spoiled(honest, tmp_path_factory):
+@pytest.fixture(scope="module", params=[record, second_version], ids=["version 1", "version 2"])
+def spoiled(request, tmp_path_factory):
+    honest = tmp_path_factory.mktemp("honest") / "checkpoint"
+    write_checkpoint(request.param(1), honest)
     path = tmp_path_factory.mktemp("fuzz") / "checkpoint"
 
     def fresh():
