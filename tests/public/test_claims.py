@@ -17,6 +17,21 @@ def test_every_test_that_a_page_names_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_function_that_a_page_names_is_in_its_file(page):
+    for name, function in re.findall(r"`(tests/[\w/.]+)::(\w+)`", page.read_text()):
+        assert f"def {function}(" in (ROOT / name).read_text(), f"{page.name} names {name}::{function}"
+
+
+def test_the_table_of_behaviours_has_a_test_for_each():
+    rows = re.findall(
+        r"^\| (\d+) \|.*`tests/[\w/.]+::test_\w+`",
+        (ROOT / "docs/explanation/behaviours.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [int(number) for number in rows] == list(range(43, 76))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_case_that_a_page_names_has_a_test(page):
     tests = "\n".join(path.read_text().lower() for path in (ROOT / "tests" / "cases").glob("test_*.py"))
     for group in re.findall(r"\((B\d+(?:, B\d+)*)\)", page.read_text()):
