@@ -13,7 +13,7 @@ A run that is killed, preempted, or moved goes on as if nothing had happened: th
 Start with `Training` and `Checkpointer`.
 """
 
-from segue import errors
+from segue import errors, quant
 from segue._capture.component import Component
 from segue._capture.rng import RngStreams
 from segue._record.diff import Difference, RecordDiff
@@ -49,6 +49,7 @@ __all__ = [
     "diff",
     "errors",
     "load",
+    "quant",
     "restore_gradients",
     "save",
     "verify",

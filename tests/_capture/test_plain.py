@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from segue import quant
 from segue._capture.plain import freeze
 from segue._record.tree import decode, encode, same, thaw
 from segue.errors import UnsupportedState
@@ -214,3 +215,15 @@ def test_numpy_scalars_keep_their_type():
         assert type(live) is type(value)
         assert live.dtype == value.dtype
         assert live == value
+
+
+def test_sparse_and_quantized_values_are_plain_state_and_share_nothing():
+    sparse = torch.sparse_coo_tensor([[1, 1]], [1.0, -0.0], (3,), is_coalesced=False, check_invariants=True)
+    quantized = quant.quantize(torch.tensor([1.0, -2.0]), quant.QuantScheme(quant.QuantValue.Q8S))
+    frozen = freeze({"s": sparse, "q": [quantized]}, "state")
+    sparse._values().fill_(7)
+    thawed = thaw(frozen)
+    assert thawed["s"]._indices().tolist() == [[1, 1]]
+    assert torch.signbit(thawed["s"]._values()).tolist() == [False, True]
+    assert same(thawed["q"][0], quantized)
+    assert thawed["q"][0].data.source is not quantized.data.source

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from segue._capture.staging import capture_array, capture_value, type_name
+from segue._record.quantized import QuantizedTensor
 from segue._record.tree import MAX_DEPTH, SCALARS
 from segue.errors import UnsupportedState
 
@@ -28,7 +29,7 @@ def freeze(value: Any, where: str) -> Any:
     Args:
         value: Containers (list, tuple, dict with any plain keys, set, frozenset, deque, OrderedDict, Counter),
             scalars (None, bool, int, float, complex, str, bytes, bytearray, range, NumPy scalars, torch dtypes,
-            devices and sizes), tensors and arrays, to a depth of 64.
+            devices and sizes), tensors (sparse and quantized ones too) and arrays, to a depth of 64.
         where: What this is, for messages.
 
     Raises:
@@ -45,6 +46,8 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
     _refuse_depth(value, where, depth)
     if isinstance(value, torch.Tensor):
         return _freeze_tensor(value, where)
+    if isinstance(value, QuantizedTensor):
+        return value.to_host()
     if isinstance(value, np.ndarray):
         return capture_array(value, where)
     if isinstance(value, np.generic) and not isinstance(value, np.void | np.object_):
