@@ -5,18 +5,21 @@
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from segue._record.contract import Sharing
+from segue._record.diff import diff
+from segue._record.digest import digests
 from segue._record.gradients import GradientsRecord
 from segue._record.tensors import CapturedTensor, MemoryBytes
 from segue._record.training import TrainingRecord
 from segue._record.tree import same
 from segue._store.archive import open_checkpoint, write_checkpoint
-from tests._store.records import module, record
+from tests._store.records import module, record, second_version
 
 GOLDEN = Path(__file__).parent / "golden" / "version-1"
 ATTEMPT = "0123456789abcdef"
@@ -45,7 +48,12 @@ def golden_record() -> TrainingRecord:
 
 
 # The first is small enough to be spelled out below; the second has something in every section.
-GOLDENS = {"version-1": golden_record, "version-1-every-section": lambda: record(7)}
+# Version 2 has all that it added: tensors of parts as weights, state, gradients and caller state, and the new fields.
+GOLDENS = {
+    "version-1": golden_record,
+    "version-1-every-section": lambda: record(7),
+    "version-2": lambda: second_version(7),
+}
 
 
 @pytest.fixture(params=GOLDENS)
@@ -66,6 +74,17 @@ def test_a_golden_checkpoint_is_written(golden, tmp_path):
     assert sorted(os.listdir(tmp_path / "again")) == sorted(os.listdir(path))
     for name in os.listdir(path):
         assert (tmp_path / "again" / name).read_bytes() == (path / name).read_bytes(), name
+
+
+def test_a_golden_checkpoint_is_read_where_no_library_of_quantized_tensors_is(golden, monkeypatch):
+    path, expected = golden
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchao", "bitsandbytes")]:
+        monkeypatch.delitem(sys.modules, name)
+    with open_checkpoint(path) as checkpoint:
+        found = checkpoint.verify()
+        assert digests(found) == digests(expected)
+        assert diff(found, expected).identical
+    assert "torchao" not in sys.modules
 
 
 def test_the_model_file_is_these_bytes():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch._dynamo
 from torch import nn
+from torch.optim import lr_scheduler
 
 import segue
 from tests.quantized_state.libraries import (
@@ -52,6 +53,7 @@ class Case:
     """Quantizes the weight of the frozen layer under the head; without it, all layers are trained."""
     trained: Quantize | None = None
     """Quantizes the weight of a layer that is trained."""
+    scheduled: bool = False
 
 
 def _by_hand(make: Callable[[torch.Tensor], torch.Tensor], requires_grad: bool = False) -> Quantize:
@@ -98,6 +100,9 @@ TORCHAO: dict[str, Case] = {
     "ao-fp8": Case(torchao.optim.AdamWFp8),
     "ao-fp8-bf16": Case(torchao.optim.AdamWFp8, _BF16),
     "ao-adam-8bit": Case(torchao.optim.Adam8bit),
+    "ao-adam-4bit": Case(torchao.optim.Adam4bit),
+    "ao-adam-fp8": Case(torchao.optim.AdamFp8),
+    "ao-8bit-scheduled": Case(torchao.optim.AdamW8bit, scheduled=True),
     "ao-8bit-other-blocks": Case(partial(torchao.optim.AdamW8bit, block_size=512)),
 }
 _bnb = bitsandbytes.optim
@@ -106,6 +111,8 @@ BITSANDBYTES: dict[str, Case] = {
     "bnb-adamw-8bit-bf16": Case(_bnb.AdamW8bit, _BF16),
     "bnb-adamw-32bit": Case(_bnb.AdamW),
     "bnb-adam-8bit": Case(_bnb.Adam8bit),
+    "bnb-lion-32bit": Case(_bnb.Lion),
+    "bnb-adamw-8bit-scheduled": Case(_bnb.AdamW8bit, scheduled=True),
     "bnb-lion-8bit": Case(_bnb.Lion8bit),
     "bnb-lion-8bit-bf16": Case(_bnb.Lion8bit, _BF16),
     "bnb-lamb-8bit": Case(_bnb.LAMB8bit),
@@ -151,7 +158,8 @@ class Run:
         if case.trained is not None:
             case.trained(self.net.wide)
         self.optimizer = case.optimizer(self.trainable(), lr=0.01)
-        self.training = segue.Training(self.net, self.optimizer)
+        self.scheduler = lr_scheduler.StepLR(self.optimizer, 2, 0.5) if case.scheduled else None
+        self.training = segue.Training(self.net, self.optimizer, self.scheduler)
 
     def trainable(self) -> Iterable[nn.Parameter]:
         return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
@@ -163,6 +171,8 @@ class Run:
         if (number + 1) % WINDOW == 0:
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if self.scheduler is not None:
+                self.scheduler.step()
         return loss.item()
 
 
