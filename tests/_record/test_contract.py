@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from segue._record.contract import Sharing, TensorSpec, TrainableContract, moved
+from segue._record.parts import PartSpec, PartsSpec
 from segue.errors import ContractMismatch
 
 SPEC = TensorSpec("parameter", "float32", (4, 3), (3, 1), "cpu", True, None)
@@ -144,3 +145,16 @@ def test_all_differences_are_told_together_by_name():
     assert codes(BASE, after) == [
         "model.missing.mean", "model.extra.other", "model.dtype.w", "model.requires_grad.w",
     ]  # fmt: skip
+
+
+def test_of_several_groups_only_those_that_differ_are_told():
+    same = Sharing({"a": 0, "b": 0}, tied=True)
+    before = contract({"a": SPEC, "c": SPEC, "d": SPEC}, [same, Sharing({"c": 0, "d": 8}, tied=False)])
+    after = contract({"a": SPEC, "c": SPEC, "d": SPEC}, [same, Sharing({"c": 0, "d": 9}, tied=False)])
+    assert codes(before, after) == ["model.tied.c"]
+
+
+def test_a_tensor_of_a_subclass_is_told_with_its_class():
+    parts = PartsSpec("some.library.Packed", {"dict": {}}, {"codes": PartSpec("uint8", (2,), (1,))})
+    packed = contract({"w": dataclasses.replace(SPEC, parts=parts)})
+    assert differences(packed, contract({}))[0].expected == f"{SPEC.dtype} {SPEC.shape} in a Packed"

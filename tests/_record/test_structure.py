@@ -1,6 +1,7 @@
 """Dataclasses to trees and back: what is not exactly right is refused by its path."""
 
 import dataclasses
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,7 +111,8 @@ def test_a_later_field_is_checked_like_any_other(tree, where):
 @pytest.mark.parametrize(
     ("value", "version"),
     [(Grown(1), 1), (Grown(1, "x"), 2), (Grown(1, "x", 8), 3), (Grown(1, gradient=SPARSE), 2), (SPARSE, 2),
-     (tensor(), 1), ({"a": [({1: SPARSE},)]}, 2), ([Grown(1, None, 8), SPARSE], 3), (record(), 1), ("x", 1)],
+     (tensor(), 1), ({"a": [({1: SPARSE},)]}, 2), ([Grown(1, None, 8), SPARSE], 3), (record(), 1), ("x", 1),
+     (OrderedDict(a=SPARSE), 2), (deque([SPARSE]), 2), (b"x", 1)],
 )  # fmt: skip
 def test_the_oldest_version_that_holds_a_value_is_known(value, version):
     assert needed_version(value) == version
