@@ -68,6 +68,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "optimizer", _optimizer(name, optimizer)
         for index, options in enumerate(optimizer["groups"]):
             yield "", _group(index, options)
+        if optimizer["attributes"]:
+            yield "", escape(f"built with {_shown(optimizer['attributes'])}")
     for name, scheduler in summary["schedulers"].items():
         yield "scheduler", _scheduler(name, scheduler)
     yield "window", _window(summary["window"])

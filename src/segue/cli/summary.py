@@ -89,6 +89,7 @@ def _optimizer(optimizer: OptimizerRecord) -> dict[str, Any]:
         "num_parameters_with_state": len(optimizer.state),
         "slots": slots,
         "steps": [steps[0], steps[-1]] if steps else None,
+        "attributes": plain(optimizer.attributes),
     }
 
 
