@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test exact crash soak lint types layers format clean
+.PHONY: help demo test exact crash coverage soak lint types layers format clean
 
 help:  ## Show this.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 18
@@ -33,6 +33,11 @@ exact: $(STAMP)  ## Run the full exactness matrix.
 crash: $(STAMP)  ## Run the full crash matrix.
 	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/crash tests/hostile
 
+coverage: $(STAMP)  ## Show that records and windows are tested in every branch.
+	$(PYTEST) -n $(WORKERS) -m 'not exact and not crash and not soak' --cov=src/segue/_record --cov=src/segue/_window \
+		--cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100 \
+		tests/_record tests/_window tests/quant tests/_capture
+
 soak: $(STAMP)  ## Run what takes longer than twenty minutes.
 	$(PYTEST) -m soak --timeout 0
 
@@ -51,4 +56,4 @@ format: $(STAMP)  ## Format and repair what can be repaired.
 	$(BIN)/ruff format .
 
 clean:  ## Remove what the demo and the tools left; keeps .venv.
-	rm -rf demo .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache build dist
+	rm -rf .coverage demo .mypy_cache .ruff_cache .import_linter_cache .hypothesis .pytest_cache build dist
