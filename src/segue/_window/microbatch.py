@@ -58,31 +58,33 @@ def checked_microbatch(sums: Iterable[RunningSum], work_dtype: torch.dtype) -> M
         About a microsecond for each parameter, which is why this is one loop.
     """
     microbatch = Microbatch()
+    first, direct, cast = microbatch.first.append, microbatch.direct.append, microbatch.cast.append
+    strided, own_class = torch.strided, torch.Tensor
     for running in sums:
         parameter = running.parameter
         gradient = parameter.grad
         if gradient is None:
             continue
         dtype, shape = gradient.dtype, gradient.shape
+        # At first sight only: whatever this doubts is for `refuse_unfit` to judge.
         is_plainly_fit = (
-            type(gradient) is torch.Tensor
-            and gradient.layout is torch.strided
+            type(gradient) is own_class
             and dtype in FLOATS
+            and gradient.layout is strided
             and not gradient.requires_grad
             and parameter.requires_grad
             and shape == parameter.shape
             and gradient.device == parameter.device
             and running.handed_out is None
         )
-        # At first sight only: whatever this doubts is for `refuse_unfit` to judge.
-        if is_plainly_fit and running.total is None:
-            microbatch.first.append(running, gradient)
-        elif is_plainly_fit and running.strided_shape == shape:
-            (microbatch.direct if dtype is work_dtype else microbatch.cast).append(running, gradient)
+        if is_plainly_fit and running.strided_shape == shape:
+            (direct if dtype is work_dtype else cast)(running, gradient)
+        elif is_plainly_fit and running.total is None:
+            first(running, gradient)
         else:
             refuse_unfit(running, gradient)
-            terms = (
-                microbatch.first if running.total is None and not gradient.is_sparse else microbatch.sparse
-            )
-            terms.append(running, gradient)
+            if running.total is None and not gradient.is_sparse:
+                first(running, gradient)
+            else:
+                microbatch.sparse.append(running, gradient)
     return microbatch

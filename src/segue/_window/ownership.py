@@ -18,33 +18,25 @@ def are_ours_alone(gradients: Sequence[torch.Tensor]) -> list[bool]:
     # What the counts are then depends on the interpreter, so it is measured by a probe that is held just as these are.
     probe = torch.nn.Parameter(torch.empty(1, device="cpu"))
     probe.grad = torch.empty(1, device="cpu")
-    [alone] = _holders([probe.grad])
-    return [
-        holders == alone and _can_be_written(gradient)
-        for holders, gradient in zip(_holders(gradients), gradients, strict=True)
-    ]
+    [alone] = [_holders(gradient) for gradient in [probe.grad]]
+    return [_holders(gradient) == alone and _can_be_written(gradient) for gradient in gradients]
 
 
-def _holders(gradients: Sequence[torch.Tensor]) -> list[tuple[int, int, int, int]]:
-    return [_counts(gradient) for gradient in gradients]
-
-
-def _counts(gradient: torch.Tensor) -> tuple[int, int, int, int]:
+def _holders(gradient: torch.Tensor) -> tuple[int, int, int, int, bool]:
     storage = gradient.untyped_storage()
     return (
         sys.getrefcount(gradient),
         gradient._use_count(),  # type: ignore[attr-defined]  # not in the stubs (torch 2.13)
         sys.getrefcount(storage),
         torch._C._storage_Use_Count(storage._cdata),
+        storage.resizable(),  # memory of NumPy or another program is not
     )
 
 
 def _can_be_written(gradient: torch.Tensor) -> bool:
     """Tell whether it can be updated in place for as long as the window lasts."""
-    return (
-        gradient.untyped_storage().resizable()  # memory of NumPy or another program is not
-        and not (gradient.is_inference() or gradient.is_neg())
-        and (gradient.is_contiguous() or _is_dense(gradient))
+    return not (gradient.is_inference() or gradient.is_neg()) and (
+        gradient.is_contiguous() or _is_dense(gradient)
     )
 
 

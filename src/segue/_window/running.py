@@ -46,7 +46,7 @@ class RunningSum:
         if self.total is not gradient and not gradient.is_sparse:
             self.spare = self.total
         self.clear()
-        self.mark_handed_out()
+        self.handed_out = weakref.ref(gradient)
 
     def mark_handed_out(self) -> None:
         """Remember that what stands in `.grad` must not be added again."""
