@@ -21,7 +21,8 @@ class Mode:
     scheduler: Schedule | None = None
     dtype: torch.dtype = torch.float32
     pending: str = "weighted"
-    """Where gradients wait: in `.grad` ("grad"), or in an accumulator ("plain", "weighted")."""
+    """Where gradients wait: in `.grad` ("grad"), or in an accumulator ("plain", "weighted", "loss"); with "loss" the
+    accumulator runs the backward, under a loss scale, and some microbatches are empty."""
     autocast: torch.dtype | None = None
     scale: float = 2.0**10
     """What the gradient scaler of fp16 begins with."""
@@ -75,6 +76,7 @@ MODES = {
     "adamw-foreach-bf16": Mode(partial(AdamW, foreach=True), one_cycle, torch.bfloat16),
     "adamw-fused-bf16": Mode(partial(AdamW, fused=True), one_cycle, torch.bfloat16, pending="plain"),
     "adamw-loop-bf16": Mode(partial(AdamW, foreach=False), one_cycle, torch.bfloat16, pending="grad"),
+    "bf16-token-windows": Mode(partial(AdamW, foreach=True), one_cycle, torch.bfloat16, pending="loss"),
     "adam-amsgrad-tensor-lr": Mode(
         amsgrad_with_a_tensor_rate,
         partial(lr_scheduler.StepLR, step_size=1, gamma=0.7),

@@ -27,6 +27,9 @@ torch.set_num_threads(1)
 
 WINDOW = 4
 TOTAL = 3 * WINDOW + 2
+# What the accumulator that runs the backward has: a scale that is no power of two, and microbatches without a token.
+LOSS_SCALE = 3.0
+EMPTY = (3, 4, 9)
 
 __all__ = ["MODES", "TOTAL", "WINDOW", "Run", "seed"]
 
@@ -75,6 +78,8 @@ class Run:
     def make_window(self) -> segue.GradientAccumulator | segue.WeightedAccumulator | None:
         if self.mode.pending == "weighted":
             return segue.WeightedAccumulator(self.net, microbatches=WINDOW)
+        if self.mode.pending == "loss":
+            return segue.WeightedAccumulator(self.net, microbatches=WINDOW, loss_scale=LOSS_SCALE)
         return (
             segue.GradientAccumulator(self.net, microbatches=WINDOW) if self.mode.pending == "plain" else None
         )
@@ -91,11 +96,15 @@ class Run:
             "cpu", self.mode.autocast or torch.bfloat16, enabled=self.mode.autocast is not None
         ):
             logits = self.net(tokens, image, use_occasional=number % 3 == 1)
-        reduction = "sum" if self.mode.pending == "weighted" else "mean"
+        reduction = "sum" if self.mode.pending in ("weighted", "loss") else "mean"
         loss = nn.functional.cross_entropy(logits.float(), targets, reduction=reduction)
-        scaled = self.scaler.scale(loss) if self.mode.autocast is torch.float16 else loss
-        scaled.backward()
-        self.gather(num_tokens)
+        if self.mode.pending == "loss":
+            weight = 0 if number in EMPTY else num_tokens
+            self.window.backward_sum(loss.reshape(1), torch.tensor([float(weight)]))
+        else:
+            scaled = self.scaler.scale(loss) if self.mode.autocast is torch.float16 else loss
+            scaled.backward()
+            self.gather(num_tokens)
         if (number + 1) % WINDOW == 0:
             self.update(loss.item())
         return loss.item()
