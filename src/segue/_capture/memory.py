@@ -6,7 +6,7 @@ import bisect
 
 import torch
 
-from segue._capture.staging import plain_parts
+from segue._capture.staging import is_plain, plain_parts
 
 
 class Memory:
@@ -20,6 +20,8 @@ class Memory:
 
         Ranges are compared, not elements: interleaved views count as overlapping.
         """
+        if is_plain(tensor):  # nearly all are
+            return self._claim(tensor, where)
         found = [self._claim(part, where) for _, part in plain_parts(tensor)]
         return next((other for other in found if other is not None), None)
 
@@ -44,6 +46,8 @@ def storage_of(tensor: torch.Tensor) -> tuple[str, int]:
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return where a non-empty strided tensor begins and ends in its storage, in bytes."""
+    item, first = tensor.element_size(), int(tensor.storage_offset())
+    if tensor.is_contiguous():
+        return first * item, (first + tensor.numel()) * item
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return start, start + (int(last) + 1) * tensor.element_size()
+    return first * item, (first + int(last) + 1) * item

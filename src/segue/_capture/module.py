@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -165,8 +165,7 @@ def _grad_dtype(tensor: torch.Tensor) -> str | None:
     return "any" if grad_dtype is None else str(grad_dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A registered tensor, or a part of one: what has memory."""
 
     item: NamedTensor
@@ -190,7 +189,7 @@ def _sharing(tensors: dict[str, NamedTensor]) -> tuple[Sharing, ...]:
         if piece.tensor.numel():
             storages.setdefault(storage_of(piece.tensor), []).append(piece)
     groups = [_group_sharing(group) for pieces in storages.values() for group in _overlapping(pieces)]
-    groups += [_tied_subclass(item) for item in tensors.values()]
+    groups += [_tied_subclass(item) for item in tensors.values() if len(item.aliases) > 1]
     return tuple(sorted(filter(None, groups), key=lambda sharing: sorted(sharing.members)))
 
 
@@ -203,6 +202,9 @@ def _pieces(tensors: dict[str, NamedTensor]) -> Iterator[_Piece]:
 
 def _overlapping(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
     """Split tensors of one storage into groups that overlap."""
+    if len(pieces) == 1:
+        yield pieces
+        return
     ranges = sorted(((*byte_range(piece.tensor), piece) for piece in pieces), key=lambda r: r[:2])
     group: list[_Piece] = []
     reach = 0
@@ -216,7 +218,9 @@ def _overlapping(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _group_sharing(pieces: list[_Piece]) -> Sharing | None:
-    if len(pieces) == 1 and pieces[0].part:  # told of the whole
+    if len(pieces) == 1 and (
+        pieces[0].part or len(pieces[0].item.aliases) == 1
+    ):  # a tied whole tells of its parts
         return None
     offsets = {name: byte_range(piece.tensor)[0] for piece in pieces for name in piece.names}
     if len(offsets) < 2:
@@ -226,7 +230,7 @@ def _group_sharing(pieces: list[_Piece]) -> Sharing | None:
 
 
 def _tied_subclass(item: NamedTensor) -> Sharing | None:
-    if item.tensor is None or len(item.aliases) < 2 or not is_admitted_subclass(item.tensor):
+    if item.tensor is None or not is_admitted_subclass(item.tensor):
         return None
     return Sharing(dict.fromkeys(item.aliases, 0), tied=True)
 

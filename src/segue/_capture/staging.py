@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from segue._capture.subclass import flattened, is_admitted_subclass
+from segue._capture.subclass import PLAIN_CLASSES, flattened, is_admitted_subclass
 from segue._record.composite import SPARSE_PARTS, CapturedSparse, CapturedSubclass, Composite
 from segue._record.parts import PartSpec, PartsSpec
 from segue._record.tensors import (
@@ -25,8 +25,6 @@ from segue._record.tensors import (
 )
 from segue._record.tree import plain_array_dtype
 from segue.errors import UnsupportedState
-
-_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def type_name(value: object) -> str:
@@ -134,9 +132,14 @@ def parts_spec(tensor: torch.Tensor, where: str) -> PartsSpec | None:
     return PartsSpec(type_name(tensor), context, specs)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is strided and of torch's own class: it holds its bits itself."""
+    return type(tensor) in PLAIN_CLASSES and tensor.layout is torch.strided
+
+
 def is_sparse(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is of torch's own class and of a sparse layout whose parts can be kept."""
-    return type(tensor) in _CLASSES and tensor.layout in SPARSE_PARTS
+    return type(tensor) in PLAIN_CLASSES and tensor.layout in SPARSE_PARTS
 
 
 def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -144,6 +147,9 @@ def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
     In the order of the captured tensor's; a part of a part is called by both names, joined by a dot.
     """
+    if is_plain(tensor):
+        yield "", tensor
+        return
     if is_admitted_subclass(tensor):
         for name, part in flattened(tensor, "")[0].items():
             for inner, plain in plain_parts(part):
@@ -167,7 +173,7 @@ def refuse_unsupported(tensor: torch.Tensor, where: str) -> None:
 
 
 def _refuse_unless_plain(tensor: torch.Tensor, where: str) -> None:
-    if type(tensor) not in _CLASSES:
+    if type(tensor) not in PLAIN_CLASSES:
         raise _unsupported("this tensor subclass is not supported yet", where, type_name(tensor))
     if tensor.is_nested or tensor.layout is not torch.strided:
         found = "nested" if tensor.is_nested else str(tensor.layout)
