@@ -461,3 +461,18 @@ def test_the_dtype_of_state_is_its_own_not_that_of_the_parameter():
     assert isinstance(slots["mu_product"], CapturedTensor)
     assert slots["mu_product"].dtype is torch.float32
     assert slots["exp_avg"].dtype is torch.bfloat16
+
+
+def test_a_sparse_slot_comes_back_as_it_was():
+    module = model()
+    optimizer, fresh = (SGD(module.parameters(), lr=0.1) for _ in range(2))
+    indices = torch.tensor([[2, 0, 2]])
+    rows = torch.sparse_coo_tensor(indices, torch.arange(3.0), (4,), check_invariants=True)
+    optimizer.state[module.first.weight] = {"rows": rows}
+    training = Training(module, fresh, rng=None)
+    record = Training(module, optimizer, rng=None).capture()
+    training.restore(record)
+    again = fresh.state[module.first.weight]["rows"]
+    assert not again.is_coalesced()
+    assert torch.equal(again._indices(), indices)
+    assert diff(record, training.capture()).identical

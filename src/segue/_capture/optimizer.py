@@ -47,7 +47,7 @@ from segue._capture.staging import is_of_class, type_name
 from segue._capture.tables import LookupTables
 from segue._capture.targets import empty_like, fill_writes, fits
 from segue._capture.writes import ObjectWrite, Write
-from segue._record.composite import CapturedSubclass
+from segue._record.composite import CapturedSparse, CapturedSubclass
 from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor
@@ -318,6 +318,8 @@ def _plan_slot(value: Any, current: Any, where: str, writes: list[Write]) -> Any
         target = current if fits(current, value) else empty_like(value, value.device)
         writes.extend(fill_writes(where, target, value))
         return target
+    if isinstance(value, CapturedSparse):
+        return value.to_host().to(value.device)
     if type(value) in (list, tuple):
         return type(value)(_plan_slot(item, None, where, writes) for item in value)
     if type(value) is dict:
