@@ -199,7 +199,8 @@ def test_nothing_stays_of_a_window_whose_sums_were_handed_out_as_they_are():
     assert total() is None
 
 
-SHAPES = [(3,), (70, 50), (), (0,), (5, 300, 300), (2, 9, 200, 100)]
+# Some fit the scratch together, some only one after the other, and the last two are larger, one of them in each row.
+SHAPES = [(3,), (600, 500), (), (500, 600), (0,), (7, 300, 300), (2, 9, 260, 250)]
 
 
 def random_model(dtype):
@@ -264,3 +265,14 @@ def test_a_zero_is_no_absence():
     window.add()
     window.finish_mean()
     assert model.taken() == [[0, 0], None]
+
+
+def test_a_large_gradient_may_come_alone_after_small_ones():
+    model = nn.ParameterList(nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (3, 600_000))
+    window = GradientAccumulator(model)
+    for present in ((0, 1), (0, 1), (1,)):
+        for place in present:
+            model[place].grad = torch.ones_like(model[place])
+        window.add()
+    window.finish_sums()
+    assert [set(parameter.grad.tolist()) for parameter in model] == [{2}, {3}]

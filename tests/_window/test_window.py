@@ -252,3 +252,66 @@ def test_a_frozen_or_absent_gradient_leaves_the_count(kind):
     add(window)
     assert window.microbatches == 1
     assert window.sums() == []
+
+
+def test_a_full_window_takes_no_more(kind):
+    make, add = kind
+    model = Pair()
+    window = make(model, microbatches=2)
+    for _ in range(2):
+        model.give(1)
+        add(window)
+    model.give(5)
+    before = window.window_state(), [total.tolist() for _, total in window.sums()]
+    with pytest.raises(WindowError) as caught:
+        add(window)
+    assert caught.value.code == "window.full"
+    assert "finish_mean" in caught.value.hint
+    assert (window.window_state(), [total.tolist() for _, total in window.sums()]) == before
+    assert model.a.grad.tolist() == [5, 5]
+    model.zero_grad()
+    window.finish_mean()
+    assert model.taken() == [[1, 1], None]
+
+
+def test_a_sum_of_another_model_is_refused_by_the_next_microbatch(kind):
+    make, add = kind
+    model, other = Pair(), Pair()
+    window = make(model)
+    model.give(1)
+    add(window)
+    window.replace_window(window.window_state(), [(other.a, torch.ones(2))], [other.a, other.b])
+    with pytest.raises(WindowError) as caught:
+        add(window)
+    assert caught.value.code == "window.unknown"
+    assert [parameter is other.a for parameter, _ in window.sums()] == [True]
+
+
+def test_a_window_may_take_over_its_own_sums(kind):
+    make, add = kind
+    model = Pair()
+    window = make(model)
+    model.give(1, 2)
+    add(window)
+    window.replace_window(window.window_state(), window.sums())
+    window.finish_sums()
+    assert model.taken() == [[1, 1], [2, 2]]
+
+
+def test_a_sum_that_no_memory_can_hold_changes_nothing(kind):
+    make, add = kind
+    model = Pair()
+    # An element for each of 2^44 places: a gradient that costs four bytes, and a sum that costs 64 TiB.
+    model.huge = torch.nn.Parameter(torch.zeros(1).expand(2**44))
+    window = make(model)
+    model.give(1)
+    add(window)
+    model.give(5, 6)
+    model.huge.grad = torch.zeros(1).expand(2**44)
+    standing, before = (model.a.grad, model.b.grad), window.window_state()
+    with pytest.raises(RuntimeError, match="allocate"):
+        add(window)
+    assert window.window_state() == before
+    assert [total.tolist() for _, total in window.sums()] == [[1, 1]]
+    assert (model.a.grad is standing[0], model.b.grad is standing[1]) == (True, True)
+    assert [gradient.tolist() for gradient in standing] == [[5, 5], [6, 6]]

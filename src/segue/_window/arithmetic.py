@@ -10,16 +10,12 @@ cast copy of the whole gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-# Large enough that a block takes ten times as long as the calls for it, small enough to stay in the cache: half a
-# megabyte took twice as long on a common server, 2 to 8 the same. An accelerator wants few and large kernels.
-_HOST_BYTES = 1 << 21
-_DEVICE_BYTES = 1 << 25
+from segue._window.scratch import Scratch, Tensors
 
-Tensors = list[torch.Tensor]
+Group = tuple[Scratch, Tensors, Tensors]
+"""A scratch, and sums and gradients that go through it."""
 
 
 class Arithmetic:
@@ -42,13 +38,18 @@ class Arithmetic:
         if totals:
             torch._foreach_add_(totals, gradients)
 
-    def add_terms(self, totals: Tensors, gradients: Tensors, weight: float) -> None:
+    def grouped(self, totals: Tensors, gradients: Tensors) -> list[Group]:
+        """Return sums and gradients by device, with the scratch of each."""
+        groups = _by_device(totals, gradients)
+        for device in groups.keys() - self._scratches.keys():
+            self._scratches[device] = Scratch(self.dtype, device)
+        return [(self._scratches[device], *group) for device, group in groups.items()]
+
+    def add_terms(self, groups: list[Group], weight: float) -> None:
         """Add to each sum a gradient that is first cast, and multiplied by its weight."""
-        for device, (group, of_gradients) in _by_device(totals, gradients).items():
-            if device not in self._scratches:
-                self._scratches[device] = Scratch(self.dtype, device)
-            factor = self._factor(weight, device)
-            for terms, some_totals, some_gradients in self._scratches[device].blocks(group, of_gradients):
+        for scratch, totals, gradients in groups:
+            factor = self._factor(weight, scratch.device)
+            for terms, some_totals, some_gradients in scratch.blocks(totals, gradients):
                 torch._foreach_copy_(terms, some_gradients)
                 if weight != 1.0:
                     torch._foreach_mul_(terms, factor)
@@ -80,64 +81,3 @@ def _by_device(firsts: Tensors, seconds: Tensors) -> dict[torch.device, tuple[Te
         group[0].append(first)
         group[1].append(second)
     return groups
-
-
-class Scratch:
-    """A small memory for terms, seen as tensors of the shapes that are asked for, block by block."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        num_bytes = _HOST_BYTES if device.type == "cpu" else _DEVICE_BYTES
-        self._memory = torch.empty(num_bytes // dtype.itemsize, dtype=dtype, device=device)
-        self._shapes: list[torch.Size] = []
-        self._batches: list[Tensors] = []
-
-    def blocks(self, totals: Tensors, gradients: Tensors) -> Iterator[tuple[Tensors, Tensors, Tensors]]:
-        """Yield views of the scratch with the parts of sums and gradients that are to go through them."""
-        room = self._memory.numel()
-        sizes = [total.numel() for total in totals]
-        small = [place for place, size in enumerate(sizes) if size <= room]
-        begin = 0
-        for batch in self._views([totals[place].shape for place in small]):
-            places = small[begin : begin + len(batch)]
-            yield batch, [totals[place] for place in places], [gradients[place] for place in places]
-            begin += len(batch)
-        for total, gradient, size in zip(totals, gradients, sizes, strict=True):
-            if size > room:
-                for part, of_gradient in _parts(total, gradient, room):
-                    yield [self._memory[: part.numel()].view(part.shape)], [part], [of_gradient]
-
-    def _views(self, shapes: list[torch.Size]) -> list[Tensors]:
-        # Making a view takes as long as adding a small tensor, and every microbatch asks for the same ones.
-        if shapes != self._shapes:
-            self._shapes, self._batches = shapes, list(self._make_views(shapes))
-        return self._batches
-
-    def _make_views(self, shapes: list[torch.Size]) -> Iterator[Tensors]:
-        batch: Tensors = []
-        begin = 0
-        for shape in shapes:
-            size = shape.numel()
-            if begin + size > self._memory.numel():
-                yield batch
-                batch, begin = [], 0
-            batch.append(self._memory[begin : begin + size].view(shape))
-            begin += size
-        if batch:
-            yield batch
-
-
-def _parts(
-    total: torch.Tensor, gradient: torch.Tensor, room: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut a large sum and its gradient, alike, into parts of at most `room` elements."""
-    rows = room
-    if total.is_contiguous() and gradient.is_contiguous():
-        total, gradient = total.view(-1), gradient.view(-1)
-    else:
-        rows = max(1, room * total.shape[0] // total.numel())
-    for begin in range(0, total.shape[0], rows):
-        part, of_gradient = total[begin : begin + rows], gradient[begin : begin + rows]
-        if part.numel() <= room:
-            yield part, of_gradient
-        else:
-            yield from _parts(part[0], of_gradient[0], room)

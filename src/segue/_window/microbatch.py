@@ -26,6 +26,12 @@ class Terms:
         self.running.append(running)
         self.gradients.append(gradient)
 
+    def __add__(self, other: Terms) -> Terms:
+        both = Terms()
+        both.running = self.running + other.running
+        both.gradients = self.gradients + other.gradients
+        return both
+
 
 class Microbatch:
     """What stands in `.grad` after one backward."""

@@ -8,18 +8,26 @@ autograd itself takes a gradient over by the same rule. In doubt it is copied.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
 
-def are_ours_alone(gradients: Sequence[torch.Tensor]) -> list[bool]:
-    """Tell for each strided gradient whether only its `.grad` and this sequence refer to it or to its memory."""
+def are_ours_alone(gradients: Sequence[torch.Tensor], dtypes: Container[torch.dtype]) -> list[bool]:
+    """Tell for each strided gradient whether only its `.grad` and this sequence refer to it or to its memory.
+
+    Args:
+        gradients: Held by nothing else than this sequence, not even by a variable of the caller.
+        dtypes: Those of no other are not looked at.
+    """
     # What the counts are then depends on the interpreter, so it is measured by a probe that is held just as these are.
     probe = torch.nn.Parameter(torch.empty(1, device="cpu"))
     probe.grad = torch.empty(1, device="cpu")
     [alone] = [_holders(gradient) for gradient in [probe.grad]]
-    return [_holders(gradient) == alone and _can_be_written(gradient) for gradient in gradients]
+    return [
+        gradient.dtype in dtypes and _holders(gradient) == alone and _can_be_written(gradient)
+        for gradient in gradients
+    ]
 
 
 def _holders(gradient: torch.Tensor) -> tuple[int, int, int, int, bool]:

@@ -21,7 +21,7 @@ from segue._window import sparse
 from segue._window.arithmetic import Arithmetic, copy_each
 from segue._window.microbatch import Microbatch, Terms, checked_microbatch
 from segue._window.ownership import are_ours_alone
-from segue._window.refusals import refuse_standing, refuse_stranger, refuse_unfit_sum
+from segue._window.refusals import FLOATS, refuse_standing, refuse_stranger, refuse_unfit_sum
 from segue._window.running import RunningSum
 from segue._window.walk import ModelWalk
 from segue.errors import WindowError
@@ -91,14 +91,14 @@ class GradientSums:
         with _computing():
             begun = self._first_totals(first)
             replaced = self._sparse_totals(microbatch.sparse, weight)
-            kept = self._reusable(microbatch) if fills else []
+            kept = self._reusable(cast) if fills else []
+            through_scratch = cast if weight == 1.0 else direct + cast
+            groups = self._arithmetic.grouped(_totals(through_scratch), through_scratch.gradients)
             # All memory is there and all checks are made: what follows can't fail half way.
             self._arithmetic.begin(begun, first.gradients, weight)
             if weight == 1.0:
-                self._arithmetic.add(_totals(direct.running), direct.gradients)
-            else:
-                self._arithmetic.add_terms(_totals(direct.running), direct.gradients, weight)
-            self._arithmetic.add_terms(_totals(cast.running), cast.gradients, weight)
+                self._arithmetic.add(_totals(direct), direct.gradients)
+            self._arithmetic.add_terms(groups, weight)
         for running, total in zip(first.running, begun, strict=True):
             running.hold(total)
         for running, total in zip(microbatch.sparse.running, replaced, strict=True):
@@ -109,11 +109,9 @@ class GradientSums:
 
     def _first_totals(self, first: Terms) -> list[torch.Tensor]:
         """Return where first sums are to be: the gradient itself, or memory to copy it to."""
-        alone = are_ours_alone(first.gradients)
+        alone = are_ours_alone(first.gradients, (self.dtype,))
         return [
-            gradient
-            if is_ours_alone and gradient.dtype is self.dtype
-            else self._memory_for(running, gradient)
+            gradient if is_ours_alone else self._memory_for(running, gradient)
             for running, gradient, is_ours_alone in zip(first.running, first.gradients, alone, strict=True)
         ]
 
@@ -130,10 +128,9 @@ class GradientSums:
             for running, gradient in zip(terms.running, terms.gradients, strict=True)
         ]
 
-    def _reusable(self, microbatch: Microbatch) -> list[Held]:
+    def _reusable(self, cast: Terms) -> list[Held]:
         """Return the gradients whose memory nobody else knows of, where sums are of another dtype."""
-        cast = microbatch.cast
-        alone = are_ours_alone(cast.gradients)
+        alone = are_ours_alone(cast.gradients, FLOATS)
         found = zip(cast.running, cast.gradients, alone, strict=True)
         return [(running, gradient) for running, gradient, is_ours_alone in found if is_ours_alone]
 
@@ -239,8 +236,8 @@ def _computing() -> Iterator[None]:
         yield
 
 
-def _totals(sums: Iterable[RunningSum]) -> list[torch.Tensor]:
-    return [running.total for running in sums if running.total is not None]
+def _totals(terms: Terms) -> list[torch.Tensor]:
+    return [running.total for running in terms.running if running.total is not None]
 
 
 def _has_place_of(memory: torch.Tensor, tensor: torch.Tensor) -> bool:
