@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from segue._capture.staging import capture_value
+from segue._capture.targets import empty_like
 from segue._record.composite import CapturedSparse
 from segue._record.parts import parts_of
 from segue._record.subclass import (
@@ -228,6 +229,18 @@ def test_a_part_of_another_kind_is_refused():
     elsewhere = dataclasses.replace(without("")["scale"], device="cuda:0")
     with pytest.raises(InvalidRecord):
         parts_of(captured(tensors={"qdata": elsewhere}))
+
+
+def test_a_sparse_part_is_refused_by_who_asks_for_a_live_tensor():
+    sparse = torch.sparse_coo_tensor(
+        [[0, 1], [1, 1]], torch.ones(2, dtype=torch.uint8), (4, 4), check_invariants=True
+    )
+    whole = capture_value(state(), "w")
+    lie = dataclasses.replace(whole, tensors={**whole.tensors, "codes": capture_value(sparse, "w")})
+    with pytest.raises(InvalidRecord, match="can't stand there"):
+        lie.to_host()
+    with pytest.raises(InvalidRecord, match="can't stand there"):
+        empty_like(lie, "cpu")
 
 
 def test_the_lists_name_no_class_twice_and_none_of_torch():

@@ -84,6 +84,8 @@ LIES = {
     "a tensor in a description": put((*WEIGHT, 0, "dict"), context={"tensor": "model/tensors/head"}),
     "a description without parts": place(MOMENT, 1, {}),
     "a pair of one": lambda document: at(document["sections"], MOMENT).pop(),
+    "attributes that are no dictionary": put(OPTIMIZER, attributes=[1]),
+    "attributes by numbers": put(OPTIMIZER, attributes={"map": [[1, 2]]}),
     "an unknown kind of composite": lambda document: at(document["sections"], MOMENT[:-1]).update(pickled=at(document["sections"], MOMENT[:-1]).pop("subclass")),
     "a sparse tensor in a model": put(("model", "dict", "tensors", "dict"), head={"sparse": []}),
 }  # fmt: skip

@@ -144,10 +144,9 @@ def capture_attributes(optimizer: Optimizer, scope: str) -> dict[str, Any] | Non
     return {name: freeze(value, f"{scope} {name}") for name, value in values.items()}
 
 
-def check_attributes(record: Any, optimizer: Optimizer, scope: str) -> Iterator[Finding]:
+def check_attributes(record: dict[str, Any] | None, optimizer: Optimizer, scope: str) -> Iterator[Finding]:
     """Yield what was configured otherwise, when the recorded state came to be."""
-    live = capture_attributes(optimizer, scope)
-    before, now = (value if type(value) is dict else {} for value in (record, live))
+    before, now = record or {}, capture_attributes(optimizer, scope) or {}
     for name in [*before, *(name for name in now if name not in before)]:
         left, right = before.get(name, ABSENT), now.get(name, ABSENT)
         if left is ABSENT or right is ABSENT or not same(left, right):

@@ -23,13 +23,12 @@ def empty_like(captured: CapturedTensor | CapturedSubclass, device: str | torch.
     """
     if isinstance(captured, CapturedTensor):
         return empty_like_captured(captured, device)
-    parts_of(captured)  # a hostile record may hold anything as a part
     parts = {
         name: empty_like(part, device)
         for name, part in captured.tensors.items()
         if isinstance(part, CapturedTensor | CapturedSubclass)
     }
-    return rebuild(captured, parts)
+    return rebuild(captured, parts)  # which refuses other parts
 
 
 def fill_writes(

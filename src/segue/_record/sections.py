@@ -77,6 +77,14 @@ class OptimizerRecord:
     """A dictionary of trees: what the class keeps in attributes and was configured with, such as a block size.
     Compared at restore; `None` for the classes of torch, which keep everything in options."""
 
+    def __post_init__(self) -> None:
+        """Refuse attributes that are no dictionary by name: they could not be compared, and would count as none."""
+        attributes = self.attributes
+        if attributes is not None and not (
+            type(attributes) is dict and all(type(name) is str for name in attributes)
+        ):
+            raise InvalidRecord("no attributes of an optimizer", code="record.attributes", found=attributes)
+
 
 @dataclass(frozen=True)
 class SchedulerRecord:

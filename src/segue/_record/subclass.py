@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from segue._record.composite import CapturedSubclass, invalid
+from segue._record.parts import parts_of
 from segue._record.tree import SCALARS, same
 from segue.errors import InvalidRecord, UnsupportedState
 
@@ -221,6 +222,7 @@ def rebuild(captured: CapturedSubclass, parts: Mapping[str, Any]) -> torch.Tenso
         InvalidRecord: If the class is not admitted or not imported, or if what it makes is not what was captured.
     """
     cls: Any = _listed(captured.class_name, TENSOR_CLASSES)
+    parts_of(captured)  # a hostile record may hold anything as a part
     device = next((part.device for part in parts.values()), torch.device("cpu"))
     try:
         context = context_of(captured.context, {"device": device, "requires_grad": False})
