@@ -170,3 +170,16 @@ def test_a_gradient_on_another_device_is_refused():
         refuse_unfit(RunningSum("a", parameter), torch.zeros(2))
     assert caught.value.code == "window.device"
     assert (caught.value.expected, caught.value.found) == (torch.device("meta"), torch.device("cpu"))
+
+
+def test_a_model_that_becomes_bf16_in_mid_window_is_handed_a_bf16_mean():
+    model = Pair()
+    window = GradientAccumulator(model)
+    model.give(1)
+    window.add()
+    model.to(torch.bfloat16)
+    model.give(2)
+    window.add()
+    window.finish_mean()
+    assert model.a.grad.dtype is torch.bfloat16
+    assert model.taken() == [[1.5, 1.5], None]

@@ -23,7 +23,8 @@ def are_ours_alone(gradients: Sequence[torch.Tensor], dtypes: Container[torch.dt
     # What the counts are then depends on the interpreter, so it is measured by a probe that is held just as these are.
     probe = torch.nn.Parameter(torch.empty(1, device="cpu"))
     probe.grad = torch.empty(1, device="cpu")
-    [alone] = [_holders(gradient) for gradient in [probe.grad]]
+    held = [probe.grad]
+    [alone] = [_holders(gradient) for gradient in held]
     return [
         gradient.dtype in dtypes and _holders(gradient) == alone and _can_be_written(gradient)
         for gradient in gradients
