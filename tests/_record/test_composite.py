@@ -18,7 +18,7 @@ def sparse(indices=((1, 0, 1),), values=(1.0, -0.0, 3.0), shape=(2,), coalesced=
 def subclass(**changes):
     fields = {
         "class_name": "some.library.Packed", "dtype": torch.bfloat16, "shape": (2, 4), "strides": (4, 1),
-        "device": "cpu", "context": {"block_size": 32},
+        "context": {"block_size": 32},
         "tensors": {"codes": tensor("uint8", (2, 2)), "inner": sparse()}, **changes,
     }  # fmt: skip
     return CapturedSubclass(**fields)
@@ -50,7 +50,8 @@ def test_a_composite_is_placed_with_all_its_parts(kind):
     placed = ALL[kind].with_device("cuda:1")
     assert {blob.device for blob in blobs([placed])} == {"cuda:1"}
     assert placed.num_bytes == ALL[kind].num_bytes == sum(blob.num_bytes for blob in blobs([ALL[kind]]))
-    assert same(placed, ALL[kind]) == (kind != "subclass")  # which says of itself where it is
+    assert placed.device == "cuda:1"
+    assert same(placed, ALL[kind])
 
 
 def test_composites_differ_in_class_description_and_every_part():
@@ -129,12 +130,17 @@ def test_a_sparse_tensor_that_contradicts_itself_is_refused(description, parts):
 @pytest.mark.parametrize(
     "change",
     [{"class_name": 1}, {"dtype": "bfloat16"}, {"shape": (2.0, 4)}, {"strides": (1,)}, {"strides": [4, 1]},
-     {"order": ("codes",)}, {"order": ("codes", "codes")}, {"device": None}, {"more": 1}],
+     {"order": ("codes",)}, {"order": ("codes", "codes")}, {"order": ()}, {"more": 1}],
 )  # fmt: skip
 def test_a_subclass_that_contradicts_itself_is_refused(change):
     good = subclass()
     with pytest.raises(InvalidRecord, match="bad"):
         CapturedSubclass.from_parts({**good.description, **change}, good.parts)
+
+
+def test_a_subclass_has_parts():
+    with pytest.raises(InvalidRecord, match="bad"):
+        CapturedSubclass.from_parts({**subclass().description, "order": ()}, {})
 
 
 def test_a_part_of_a_subclass_is_a_tensor():

@@ -228,7 +228,7 @@ def test_a_part_of_another_kind_is_refused():
         parts_of(captured(tensors={"qdata": part}))
     elsewhere = dataclasses.replace(without("")["scale"], device="cuda:0")
     with pytest.raises(InvalidRecord):
-        parts_of(captured(tensors={"qdata": elsewhere}))
+        parts_of(captured(tensors={**without(""), "scale": elsewhere}))
 
 
 def test_a_sparse_part_is_refused_by_who_asks_for_a_live_tensor():

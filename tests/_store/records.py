@@ -150,7 +150,7 @@ def subclass(seed=0, name=MX, **changes) -> CapturedSubclass:
         "dict": {"block_size": 2, "orig_dtype": torch.bfloat16, "kernel_preference": {"member": kernel}}
     }
     fields = {"context": context, "tensors": {**parts, **changes.pop("parts", {})}, **changes}
-    return CapturedSubclass(name, torch.bfloat16, (2, 4), (4, 1), "cpu", **fields)
+    return CapturedSubclass(name, torch.bfloat16, (2, 4), (4, 1), **fields)
 
 
 def sparse(seed=0) -> CapturedSparse:

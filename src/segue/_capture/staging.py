@@ -108,9 +108,8 @@ def _capture_subclass(tensor: torch.Tensor, where: str) -> CapturedSubclass:
     parts, context = flattened(tensor, where)
     captured = {name: capture_registered(part, f"{where} {name}") for name, part in parts.items()}
     return CapturedSubclass(
-        type_name(tensor), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device), context,
-        captured,
-    )  # fmt: skip
+        type_name(tensor), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), context, captured
+    )
 
 
 def parts_spec(tensor: torch.Tensor, where: str) -> PartsSpec | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -237,11 +237,16 @@ class CapturedSubclass(Composite):
     """What the tensor says of itself; its parts have dtypes of their own."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    device: str
     context: Any
     """What the class flattened besides tensors, as a tree made by `_record.subclass`."""
     tensors: Mapping[str, CapturedTensor | Composite]
-    """In the order in which the class names them."""
+    """One or more, in the order in which the class names them."""
+
+    @property
+    def device(self) -> str:
+        """Where it lived: where its parts did."""
+        device: str = getattr(next(iter(self.tensors.values())), "device", "")
+        return device
 
     @property
     def parts(self) -> Mapping[str, CapturedTensor | Composite]:
@@ -254,29 +259,29 @@ class CapturedSubclass(Composite):
             "dtype": self.dtype,
             "shape": self.shape,
             "strides": self.strides,
-            "device": self.device,
             "context": self.context,
             "order": tuple(self.tensors),
         }
 
     @classmethod
     def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
-        class_name, dtype, shape, strides, device, context, order = fields_of(
-            description, class_name=str, dtype=torch.dtype, shape=tuple, strides=tuple, device=str,
-            context=object, order=tuple,
-        )  # fmt: skip
+        class_name, dtype, shape, strides, context, order = fields_of(
+            description,
+            class_name=str,
+            dtype=torch.dtype,
+            shape=tuple,
+            strides=tuple,
+            context=object,
+            order=tuple,
+        )
         if not is_shape(shape) or not is_shape(strides) or len(shape) != len(strides):
             raise invalid("bad layout of a tensor subclass", found=(shape, strides))
-        if len(order) != len(parts) or set(order) != parts.keys():
+        if not order or len(order) != len(parts) or set(order) != parts.keys():
             raise invalid("bad parts of a tensor subclass", order, sorted(parts))
         if not all(isinstance(part, CapturedTensor | Composite) for part in parts.values()):
             raise invalid("a part of a tensor subclass is no tensor", found=sorted(parts))
         tensors = {name: parts[name] for name in order}
-        return cls(class_name, dtype, shape, strides, device, context, tensors)
-
-    def with_device(self, device: str) -> CapturedSubclass:
-        placed = {name: part.with_device(device) for name, part in self.tensors.items()}
-        return replace(self, device=device, tensors=placed)
+        return cls(class_name, dtype, shape, strides, context, tensors)
 
     def to_host(self) -> torch.Tensor:
         """Make a new host tensor of the class.

@@ -102,9 +102,9 @@ def _shown(leaf: Any) -> str:
 
 
 def _leaf(section: str, path: str, left: Any, right: Any) -> Difference:
-    if isinstance(left, CapturedTensor) and isinstance(right, CapturedTensor):
-        if (left.dtype, left.shape) == (right.dtype, right.shape):
-            return _tensor(section, path, left, right)
+    tensors = isinstance(left, CapturedTensor) and isinstance(right, CapturedTensor)
+    if tensors and (left.dtype, left.shape) == (right.dtype, right.shape):
+        return _tensor(section, path, left, right)
     return Difference(section, path, _shown(left), _shown(right))
 
 

@@ -16,7 +16,7 @@ from segue._capture.naming import named_tensors
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import is_scheduler
 from segue._capture.sharing import shared_between
-from segue._capture.staging import type_name
+from segue._capture.staging import plain_parts, type_name
 from segue.errors import TiedParameterConflict, UnsupportedState
 
 T = TypeVar("T")
@@ -72,12 +72,14 @@ class LiveTraining:
         return found
 
     def versions(self) -> list[int]:
-        """Return the version counters of all registered tensors, which in-place writes move."""
+        """Return the version counters of all registered tensors, and of what they consist of; in-place writes move them."""
         return [
-            item.tensor._version
+            tensor._version
             for prefix, module in self.modules().items()
             for item in named_tensors(module, prefix or "model").values()
-            if item.tensor is not None and not item.tensor.is_inference()
+            if item.tensor is not None
+            for tensor in (item.tensor, *(part for _, part in plain_parts(item.tensor)))
+            if not tensor.is_inference()
         ]
 
     def optimizer_names(self) -> dict[int, str]:
