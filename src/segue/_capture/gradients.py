@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from segue._capture.memory import Memory
-from segue._capture.shared_parts import SharedParts, assemble_sparse
+from segue._capture.shared_parts import SharedParts, assemble_shared
 from segue._capture.staging import capture_value
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
 from segue._record.composite import CapturedSparse, ConvertedTensor
@@ -71,7 +71,8 @@ def capture_gradients(parameters: Parameters) -> GradientsRecord:
 
     Raises:
         PendingGradientError: If a frozen parameter has one.
-        UnsupportedState: If one is part of a graph, shares memory with another, or otherwise can't be kept.
+        UnsupportedState: If one is part of a graph, overlaps another without being the same memory, or otherwise
+            can't be kept.
     """
     gradients = {name: item.grad for name, item in parameters.items() if item.grad is not None}
     for name, gradient in gradients.items():
@@ -85,7 +86,7 @@ def capture_gradients(parameters: Parameters) -> GradientsRecord:
 
 
 def capture_table(gradients: Mapping[str, torch.Tensor], scope: str) -> GradientsRecord:
-    """Copy gradients by name; what sparse ones share is kept.
+    """Copy gradients by name; which are one memory is kept.
 
     Raises:
         UnsupportedState: As in `capture_gradients`.
@@ -191,20 +192,19 @@ def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Writ
     """Plan to set every `.grad`, to `None` where the record has none.
 
     A live gradient of the same layout is filled in place: it may be a view of a flat buffer that the program made.
+    Those that are one memory are new, for it to be theirs alone.
     """
     writes: list[Write] = []
     memory = Memory()
     new = _new(record, parameters)
     for name, parameter in parameters.items():
         captured, where = record.tensors.get(name), f"gradient of {name}"
-        gradient = None
-        if isinstance(captured, CapturedTensor):
+        gradient = new.get(name)
+        if gradient is None and isinstance(captured, CapturedTensor):
             gradient = parameter.grad
             if gradient is None or not _fits(gradient, captured) or memory.claim(gradient, name) is not None:
                 gradient = empty_like_captured(captured, parameter.device)
             writes.append(TensorWrite(where, gradient, captured))
-        elif captured is not None:
-            gradient = new[name]
         writes.append(ObjectWrite(where, _set_gradient(parameter, gradient)))
     return writes
 
@@ -220,7 +220,7 @@ def _new(record: GradientsRecord, parameters: Parameters) -> dict[str, torch.Ten
         for name, tensor in record.tensors.items()
         if isinstance(tensor, ConvertedTensor)
     }
-    return {**converted, **assemble_sparse(record, devices)}
+    return {**converted, **assemble_shared(record, devices)}
 
 
 def _fits(gradient: torch.Tensor, captured: CapturedTensor) -> bool:
@@ -245,11 +245,12 @@ def plan_window(record: WindowRecord, accumulator: PendingSource, parameters: Pa
     sums = []
     new = _new(record.sums, parameters)
     for name, captured in record.sums.tensors.items():
-        if isinstance(captured, CapturedTensor):
+        if name in new:
+            target = new[name]
+        else:
+            assert isinstance(captured, CapturedTensor), "all others are made"
             target = empty_like_captured(captured, parameters[name].device)
             writes.append(TensorWrite(f"window sum of {name}", target, captured))
-        else:
-            target = new[name]
         sums.append((parameters[name], target))
     consumed = [parameters[name] for name in record.handed_out]
     writes.append(

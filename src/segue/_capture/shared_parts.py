@@ -1,8 +1,12 @@
-"""Sparse gradients that are one memory, and come back as one.
+"""Gradients that are one memory, and come back as one.
 
-The backward of a sum gives its one gradient to both summands. Of a dense gradient autograd makes a copy then; a sparse
-one keeps it as its values, and two embeddings that look up the same ids share their indices as well (torch 2.13). As
-long as nothing writes in place that makes no difference; clipping does.
+The backward of a sum gives its one gradient to both summands. Autograd copies it for a parameter that is itself a
+summand. A sparse gradient keeps it as its values, and so does a parameter that is summed in another shape
+(`a.view(2, 3) + b.view(2, 3)`), since each view of that gradient is a tensor of its own (torch 2.13). As long as
+nothing writes in place that makes no difference; clipping does, and so does the next backward, which adds to both.
+
+Indices are another matter: those of two embeddings are often parts of one batch (`ids[:-1]` and `ids[1:]`), but torch
+never writes to them in place. They come back as one where they are one, and apart where they only overlap.
 """
 
 from __future__ import annotations
@@ -12,15 +16,16 @@ from collections.abc import Mapping
 import torch
 
 from segue._capture.memory import Memory, byte_range, storage_of
-from segue._capture.staging import plain_parts
-from segue._record.composite import CapturedSparse
+from segue._capture.staging import is_plain, plain_parts
+from segue._record.composite import CapturedSparse, Composite
+from segue._record.conversion import same_tensor_bits
 from segue._record.gradients import GradientsRecord
-from segue._record.tensors import CapturedTensor, same_bits
+from segue._record.tensors import CapturedTensor
 from segue.errors import InvalidRecord, UnsupportedState
 
 
 class SharedParts:
-    """Notes which parts of several gradients are one, and refuses what overlaps in any other way."""
+    """Notes which gradients, or parts of them, are one, and refuses what overlaps in any other way."""
 
     def __init__(self) -> None:
         self._memory = Memory()
@@ -30,21 +35,26 @@ class SharedParts:
         """Add a gradient.
 
         Raises:
-            UnsupportedState: If it overlaps another one and is no sparse tensor with exactly the same part.
+            UnsupportedState: If it overlaps another one, but is not exactly the same memory.
         """
         for part, tensor in plain_parts(gradient):
-            if part and tensor.numel():
-                place = f"{name}/{part}"
-                layout = (storage_of(tensor), byte_range(tensor), tensor.dtype, tensor.shape, tensor.stride())
-                places = self._places.setdefault(layout, [])
-                places.append(place)
-                if len(places) > 1:
-                    continue
+            if is_plain(tensor) and tensor.numel() and self._is_known(f"{name}/{part}", tensor):
+                continue
+            if part and gradient.layout is not torch.strided and part != "values":
+                continue  # indices
             other = self._memory.claim(tensor, name)
             if other is not None:
                 raise UnsupportedState(
                     "gradients that share memory can't be kept", where=where, found=f"shared with {other}"
                 )
+
+    def _is_known(self, place: str, tensor: torch.Tensor) -> bool:
+        """Note where a tensor stands; tell whether the same memory stood somewhere before."""
+        layout = None if tensor.is_contiguous() else (tensor.shape, tensor.stride())
+        bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        places = self._places.setdefault((storage_of(tensor), byte_range(tensor), bits, layout), [])
+        places.append(place)
+        return len(places) > 1
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -52,35 +62,50 @@ class SharedParts:
         return tuple(sorted(tuple(sorted(places)) for places in self._places.values() if len(places) > 1))
 
 
-def assemble_sparse(record: GradientsRecord, devices: Mapping[str, torch.device]) -> dict[str, torch.Tensor]:
-    """Make the live sparse gradients of a record, over shared memory where they shared it.
+def assemble_shared(record: GradientsRecord, devices: Mapping[str, torch.device]) -> dict[str, torch.Tensor]:
+    """Make the live gradients of a record that are sparse or share memory, over one memory where they shared it.
 
     Args:
         record: Of any gradients.
         devices: Where each is to be, by name.
 
     Raises:
-        InvalidRecord: If indices point nowhere, or parts that are said to be one are not equal.
+        InvalidRecord: If indices point nowhere, or what is said to be one is not equal.
     """
     owners = {place: group[0] for group in record.shared for place in group}
-    made: dict[str, tuple[CapturedTensor, torch.Tensor]] = {}
+    made: dict[str, torch.Tensor] = {}
+
+    def part(name: str, part_name: str, captured: CapturedTensor | Composite) -> torch.Tensor:
+        place = f"{name}/{part_name}"
+        tensor: torch.Tensor = captured.to_host().to(devices[name])
+        first = made.setdefault(owners.get(place, place), tensor)
+        return tensor if first is tensor else _over_memory_of(first, tensor, f"gradient of {name}")
+
     live = {}
     for name, captured in record.tensors.items():
         if isinstance(captured, CapturedSparse):
-            parts = {}
-            for part, tensor in captured.parts.items():
-                owner = owners.get(f"{name}/{part}", f"{name}/{part}")
-                if owner not in made:
-                    made[owner] = tensor, tensor.to_host().to(devices[name])
-                parts[part] = _same(made[owner], tensor, f"gradient of {name}")
+            parts = {key: part(name, key, tensor) for key, tensor in captured.parts.items()}
             live[name] = captured.assemble(parts)
+        elif f"{name}/" in owners:
+            live[name] = part(name, "", captured)
     return live
 
 
-def _same(made: tuple[CapturedTensor, torch.Tensor], captured: CapturedTensor, where: str) -> torch.Tensor:
-    first, live = made
-    if first is not captured and not same_bits(first, captured):
-        raise InvalidRecord(
-            "parts of sparse gradients that are one memory differ", code="gradients.shared", where=where
-        )
-    return live
+def _over_memory_of(first: torch.Tensor, tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """Return a tensor with the layout and the bits of another, in the memory of the first.
+
+    Not a view of it, which autograd would treat otherwise.
+    """
+    both_dense = first.is_contiguous() and tensor.is_contiguous() and first.numel() == tensor.numel()
+    is_one_layout = both_dense or (first.shape, first.stride()) == (tensor.shape, tensor.stride())
+    if (
+        first.dtype is not tensor.dtype
+        or first.device != tensor.device
+        or not is_one_layout
+        or not same_tensor_bits(first.view(tensor.shape), tensor)
+    ):
+        raise InvalidRecord("gradients that are one memory differ", code="gradients.shared", where=where)
+    memory = first.untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        memory, first.storage_offset(), tensor.shape, tensor.stride()
+    )

@@ -31,10 +31,11 @@ class GradientsRecord:
     tensors: Mapping[str, CapturedTensor | Composite]
     """Sorted by name: strided, sparse, quantized, or stored in another dtype."""
     shared: tuple[tuple[str, ...], ...] = added(since=2, default=())
-    """Parts of sparse gradients that are one memory, such as `a/values` and `b/values`, two or more each.
+    """Gradients, or parts of sparse ones, that are one memory, such as `a/` and `b/values`, two or more each.
 
-    The backward of a sum gives its one gradient to both summands, and autograd lets a sparse `.grad` keep it without
-    a copy (torch 2.13): whoever scales one in place, as clipping does, scales the other."""
+    The backward of a sum gives its one gradient to both summands, and autograd lets a sparse `.grad`, or that of a
+    parameter which is summed in another shape, keep it without a copy (torch 2.13): whoever scales one in place, as
+    clipping does, scales the other."""
 
     def __post_init__(self) -> None:
         """Sort, and refuse what is no gradient."""
@@ -44,11 +45,20 @@ class GradientsRecord:
                     "no gradient", code="gradients.kind", where=f"gradient of {name}", found=type(tensor).__name__
                 )  # fmt: skip
         object.__setattr__(self, "tensors", dict(sorted(self.tensors.items())))
+        if any(len(group) < 2 for group in self.shared):
+            raise InvalidRecord("a place shares memory with none", code="gradients.shared", found=self.shared)
+        known: set[str] = set()
         for place in (place for group in self.shared for place in group):
-            name, _, part = place.rpartition("/")
-            sparse = self.tensors.get(name)
-            if not isinstance(sparse, CapturedSparse) or part not in sparse.parts:
-                raise InvalidRecord("no part of a sparse gradient", code="gradients.shared", where=place)
+            if place in known or not self._is_place(place):
+                raise InvalidRecord("no place that shares memory", code="gradients.shared", where=place)
+            known.add(place)
+
+    def _is_place(self, place: str) -> bool:
+        name, _, part = place.rpartition("/")
+        tensor = self.tensors.get(name)
+        if isinstance(tensor, CapturedSparse):
+            return part in tensor.parts
+        return isinstance(tensor, CapturedTensor | ConvertedTensor) and part == ""
 
     @classmethod
     def from_entries(cls, entries: Iterable[GradientEntry]) -> GradientsRecord:
@@ -151,7 +161,7 @@ class GradientsRecord:
 
         Raises:
             StoreError: If stored bytes do not match their checksums.
-            InvalidRecord: If a sparse gradient's indices are out of range.
+            InvalidRecord: If a sparse gradient's indices are out of range, or torch has no tensor of a shape.
 
         Guarantees:
             All bytes are verified before the first tensor is made.
