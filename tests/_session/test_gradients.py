@@ -185,3 +185,20 @@ def test_channels_last_and_nan_payloads_come_back():
     model.zero_grad()
     segue.restore_gradients(record, model)
     assert (bits(model.weight.grad), model.weight.grad.stride()) == before
+
+
+def test_gradients_that_are_restored_in_inference_mode_can_be_added_to_outside_of_it():
+    """What is allocated in inference mode could never be written to outside of it (torch 2.13)."""
+    model = nn.ModuleDict({"dense": nn.Linear(2, 2), "table": nn.Embedding(3, 2, sparse=True)})
+
+    def backward():
+        (model["dense"](torch.ones(1, 2)) + model["table"](torch.tensor([1]))).sum().backward()
+
+    backward()
+    record = segue.capture_gradients(model)
+    for precision in ("native", "double"):
+        model.zero_grad()
+        with torch.inference_mode():
+            segue.restore_gradients(record.converted(precision), model)
+        backward()
+        assert model["dense"].bias.grad.tolist() == [2, 2]

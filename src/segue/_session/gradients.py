@@ -31,7 +31,8 @@ def capture_gradients(source: nn.Module | GradientTable) -> GradientsRecord:
 
     Raises:
         PendingGradientError: If a frozen parameter has a gradient, or a table has no tensor under a name.
-        UnsupportedState: If a gradient is part of a graph, shares memory with another, or can't be kept.
+        UnsupportedState: If a gradient is part of a graph, overlaps another without being the same memory, or can't
+            be kept.
 
     Guarantees:
         Read-only. `restore_gradients` gives every bit back.
@@ -97,7 +98,9 @@ def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
         raise MismatchError.of(findings)
     for blob in blobs(dict(record.tensors)):
         blob.source.verify()
-    run_all(pending.plan_gradients(record, parameters))
+    # Gradients that are allocated in inference mode could never be added to outside of it (torch 2.13).
+    with torch.inference_mode(False):
+        run_all(pending.plan_gradients(record, parameters))
 
 
 def run_all(writes: list[Write]) -> None:
