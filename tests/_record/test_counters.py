@@ -5,7 +5,7 @@ import torch
 
 from segue._record.counters import counts_to, stuck_counters
 from segue._record.sections import OptimizerRecord
-from tests._store.records import captured
+from tests._store.records import captured, tensor
 
 
 def stuck(slots):
@@ -29,7 +29,7 @@ def test_a_counter_is_stuck_where_adding_one_changes_nothing(dtype):
 @pytest.mark.parametrize("slots", [
     {}, {"step": 300}, {"step": captured(torch.tensor(300))}, {"step": captured(torch.full((2,), 300.0).bfloat16())},
     {"other": captured(torch.tensor(300.0).bfloat16())}, {"step": captured(torch.tensor(float("nan")))},
-    (captured(torch.tensor(300.0).bfloat16()),),
+    (captured(torch.tensor(300.0).bfloat16()),), {"step": tensor("float4_e2m1fn_x2", ())},
 ])  # fmt: skip
 def test_what_is_no_such_counter_is_left_alone(slots):
     assert stuck(slots) == []
