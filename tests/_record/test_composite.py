@@ -138,6 +138,12 @@ def test_a_subclass_that_contradicts_itself_is_refused(change):
         CapturedSubclass.from_parts({**good.description, **change}, good.parts)
 
 
+@pytest.mark.parametrize("size", [2**62, 2**63, 2**70])
+def test_a_sparse_tensor_of_a_size_that_torch_cannot_count_is_refused(size):
+    with pytest.raises(InvalidRecord, match="not a sparse tensor"):
+        sparse(shape=(size, 3), values=((1.0,) * 3,) * 3).to_host()
+
+
 def test_a_subclass_has_parts():
     with pytest.raises(InvalidRecord, match="bad"):
         CapturedSubclass.from_parts({**subclass().description, "order": ()}, {})

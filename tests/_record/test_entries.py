@@ -76,6 +76,16 @@ def test_behaviour_51_a_shape_that_cannot_be_counted_is_refused():
     )
 
 
+@pytest.mark.parametrize("stored", [None, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(0, 2**32, 2**32), (0, 2**63)])
+def test_of_a_shape_that_torch_has_no_tensor_of_there_is_a_record_and_no_tensor(shape, stored):
+    record = GradientsRecord.from_entries([entry(shape=shape, data=b"", stored=stored)])
+    assert record.lossy == (("w",) if stored is torch.float16 else ())
+    for make in (record.to_tensors, lambda: record.converted("half").converted("full")):
+        with pytest.raises(InvalidRecord, match="no tensor of this layout"):
+            make()
+
+
 def test_behaviour_52_what_could_not_be_addressed_is_refused():
     count = MAX_BYTES // 8 + 1
     halves = Pretended(2 * count)

@@ -170,7 +170,7 @@ class CapturedSparse(Composite):
             return torch.sparse_compressed_tensor(
                 indices[0], indices[1], values, size, layout=LAYOUTS[self.layout], check_invariants=True
             )
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # the latter for sizes beyond 64 bits
             first_line = str(error).splitlines()[0]
             raise invalid(f"not a sparse tensor: {first_line}"[:300], found=self.description) from error
 

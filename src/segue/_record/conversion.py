@@ -91,8 +91,10 @@ def from_raw(
     stored = CapturedTensor(stored_dtype, shape, contiguous_strides(shape), "cpu", MemoryBytes(flat))
     if dtype is stored_dtype:
         return stored
-    value = stored.to_host()
     widens = torch.promote_types(dtype, stored_dtype) is stored_dtype
+    if not data:  # the shape may be one that torch has no tensor of
+        return ConvertedTensor(dtype, stored, widens)
+    value = stored.to_host()
     return ConvertedTensor(
         dtype, stored, widens and same_tensor_bits(value.to(dtype).to(stored_dtype), value)
     )
