@@ -20,6 +20,7 @@ from segue._record.diff import Difference, RecordDiff
 from segue._record.entries import GradientEntry
 from segue._record.gradients import GradientsRecord
 from segue._record.training import TrainingRecord
+from segue._record.window import WindowRecord
 from segue._session.accumulators import GradientAccumulator, WeightedAccumulator
 from segue._session.archive import diff, load, save, verify
 from segue._session.checkpointer import Checkpointer
@@ -27,6 +28,7 @@ from segue._session.gradients import capture_gradients, restore_gradients
 from segue._session.training import FullModel, Training
 from segue._session.writer import PendingSave
 from segue._store.reader import CheckpointInfo
+from segue._window.loss import SummedLoss
 
 __version__ = "0.1.0.dev0"
 
@@ -42,9 +44,11 @@ __all__ = [
     "PendingSave",
     "RecordDiff",
     "RngStreams",
+    "SummedLoss",
     "Training",
     "TrainingRecord",
     "WeightedAccumulator",
+    "WindowRecord",
     "capture_gradients",
     "diff",
     "errors",

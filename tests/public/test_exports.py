@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
     "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator", "GradientEntry",
-    "GradientsRecord", "PendingSave", "RecordDiff", "RngStreams", "Training", "TrainingRecord", "WeightedAccumulator",
-    "capture_gradients", "diff", "errors", "load", "quant", "restore_gradients", "save", "verify",
+    "GradientsRecord", "PendingSave", "RecordDiff", "RngStreams", "SummedLoss", "Training", "TrainingRecord", "WeightedAccumulator",
+    "WindowRecord", "capture_gradients", "diff", "errors", "load", "quant", "restore_gradients", "save", "verify",
 ]  # fmt: skip
 
 
@@ -89,7 +89,12 @@ SECTIONS = {
     "GradientAccumulator.add": ("Raises", "Cost"),
     "WeightedAccumulator": ("Args", "Raises", "Guarantees"),
     "WeightedAccumulator.add_sum": ("Args", "Raises"),
-    "WeightedAccumulator.finish_mean": ("Raises",),
+    "WeightedAccumulator.add_mean": ("Args", "Raises", "Guarantees", "Cost"),
+    "WeightedAccumulator.backward_sum": ("Args", "Returns", "Raises", "Guarantees", "Cost"),
+    "WeightedAccumulator.finish_mean": ("Raises", "Guarantees", "Cost"),
+    "WeightedAccumulator.finish_sums": ("Returns", "Raises", "Guarantees", "Cost"),
+    "GradientAccumulator.to_record": ("Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "GradientAccumulator.load_record": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
     "capture_gradients": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "restore_gradients": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
     "GradientsRecord.from_entries": ("Args", "Raises"),
@@ -140,6 +145,8 @@ def test_public_values_are_frozen():
         segue.FullModel,
         segue.GradientEntry,
         segue.GradientsRecord,
+        segue.SummedLoss,
+        segue.WindowRecord,
     ):
         assert dataclasses.is_dataclass(cls)
         assert cls.__dataclass_params__.frozen
