@@ -82,7 +82,7 @@ def test_of_a_shape_that_torch_has_no_tensor_of_there_is_a_record_and_no_tensor(
     record = GradientsRecord.from_entries([entry(shape=shape, data=b"", stored=stored)])
     assert record.lossy == (("w",) if stored is torch.float16 else ())
     for make in (record.to_tensors, lambda: record.converted("half").converted("full")):
-        with pytest.raises(InvalidRecord, match="no tensor of this layout"):
+        with pytest.raises(InvalidRecord, match="no tensor of this shape"):
             make()
 
 

@@ -6,7 +6,7 @@ survive fp32, and an fp16 NaN need not survive fp32, whose conversion makes it q
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -42,7 +42,7 @@ def converted(tensor: CapturedTensor | Composite, precision: Precision) -> Captu
     if dtype is None or own not in FLOATS or dtype is stored:
         return tensor
     assert isinstance(tensor, CapturedTensor | ConvertedTensor)
-    value = tensor.to_host()
+    value = host_tensor(tensor)
     if is_expanded(value.shape, value.stride()):
         return tensor
     narrow = cast(value, dtype)
@@ -52,6 +52,22 @@ def converted(tensor: CapturedTensor | Composite, precision: Precision) -> Captu
         if dtype is tensor.dtype and exact:
             return _captured(value, tensor.device)
     return ConvertedTensor(value.dtype, _captured(narrow, tensor.device), exact)
+
+
+def host_tensor(captured: CapturedTensor | Composite) -> Any:
+    """Make a live value in host memory.
+
+    Raises:
+        InvalidRecord: If torch has no such tensor: beside a size of 0, others may be beyond what it can count.
+    """
+    try:
+        return captured.to_host()
+    except TypeError as error:
+        raise InvalidRecord(
+            "torch has no tensor of this shape",
+            code="record.layout",
+            found=captured.shape,  # type: ignore[union-attr]
+        ) from error
 
 
 def _dtype_of(precision: Precision) -> torch.dtype | None:

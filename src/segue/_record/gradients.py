@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from segue._record.composite import CapturedSparse, Composite, ConvertedTensor, blobs
-from segue._record.conversion import Precision, converted
+from segue._record.conversion import Precision, converted, host_tensor
 from segue._record.entries import GradientEntry, gradient_of, refuse_invalid
 from segue._record.quantized import QuantizedTensor, QuantScheme
 from segue._record.structure import added
@@ -168,7 +168,7 @@ class GradientsRecord:
         """
         for blob in blobs(dict(self.tensors)):
             blob.source.verify()
-        live = {name: tensor.to_host() for name, tensor in self.tensors.items()}
+        live = {name: host_tensor(tensor) for name, tensor in self.tensors.items()}
         return {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in live.items()

@@ -15,8 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from segue.errors import InvalidRecord
-
 # The dtypes whose tensors can be cloned, viewed as integers and compared bit by bit (torch 2.13). Quantized
 # and sub-byte shell dtypes (qint8, int4, bits8 and the like) can't, and are refused at capture.
 DTYPES: dict[str, torch.dtype] = {
@@ -181,19 +179,8 @@ Blob = CapturedTensor | CapturedArray
 
 
 def empty_like_captured(captured: CapturedTensor, device: str | torch.device) -> torch.Tensor:
-    """Allocate an uninitialised tensor with the recorded dtype, shape and strides.
-
-    Raises:
-        InvalidRecord: If torch has no such tensor: beside a size of 0, others may be beyond what it can count.
-    """
-    try:
-        return torch.empty_strided(captured.shape, captured.strides, dtype=captured.dtype, device=device)
-    except TypeError as error:
-        raise InvalidRecord(
-            "torch has no tensor of this layout",
-            code="record.layout",
-            found=[captured.shape, captured.strides],
-        ) from error
+    """Allocate an uninitialised tensor with the recorded dtype, shape and strides."""
+    return torch.empty_strided(captured.shape, captured.strides, dtype=captured.dtype, device=device)
 
 
 def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor | None = None) -> None:
