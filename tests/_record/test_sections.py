@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from segue._record.contract import TrainableContract
-from segue._record.sections import ComponentRecord, ModuleRecord
+from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
 from segue.errors import InvalidRecord
 from tests._store.records import module, tensor
 
@@ -52,3 +52,10 @@ def test_a_module_that_shares_in_another_form_is_refused(tree):
 
 def test_the_tree_of_any_other_component_is_its_own_affair():
     assert ComponentRecord("component", "Data", None, {"shares": 3}).tree == {"shares": 3}
+
+
+@pytest.mark.parametrize("attributes", [[], "block_size", {1: 2}, {"a": 1, None: 2}])
+def test_attributes_of_an_optimizer_are_a_dictionary_by_name(attributes):
+    with pytest.raises(InvalidRecord, match="attributes"):
+        OptimizerRecord("SGD", (), {}, {}, (), attributes)
+    assert OptimizerRecord("SGD", (), {}, {}, (), {"block_size": 2}).attributes == {"block_size": 2}
