@@ -88,7 +88,10 @@ def test_a_part_is_verified_like_any_tensor(tmp_path):
     data = bytearray((tmp_path / "a" / "model.safetensors").read_bytes())
     data[head + entry.chunk.begin] ^= 1
     (tmp_path / "a" / "model.safetensors").write_bytes(data)
-    with open_checkpoint(tmp_path / "a") as checkpoint, pytest.raises(CorruptCheckpoint, match=r"base\.weight/scale"):
+    with (
+        open_checkpoint(tmp_path / "a") as checkpoint,
+        pytest.raises(CorruptCheckpoint, match=r"base\.weight/scale"),
+    ):
         checkpoint.verify()
 
 
