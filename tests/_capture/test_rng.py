@@ -77,6 +77,7 @@ BAD = {
     "python as nothing": ("python", None),
     "another numpy generator": ("numpy", {**GOOD["numpy"], "bit_generator": "PCG64"}),
     "a generator of no name": ("numpy", {**GOOD["numpy"], "bit_generator": "os.system"}),
+    "a number that numpy has no room for": ("numpy", {**GOOD["numpy"], "has_gauss": 2**70}),
     "a numpy state of the wrong kind": ("numpy", {**GOOD["numpy"], "state": {"key": 1, "pos": 2}}),
     "a short torch state": ("torch", tensor("uint8", (16,))),
     "a torch state of another dtype": ("torch", tensor("float32", (16,))),

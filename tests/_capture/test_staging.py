@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue._capture.staging import capture_tensor, class_name, is_of_class, type_name
+from segue._capture.staging import capture_tensor, capture_value, class_name, is_of_class, type_name
 from segue._record.tensors import DTYPES, empty_like_captured, fill, needs_scratch, read_bytes, same_bits
 from segue.errors import UnsupportedState
 from tests._capture.zoo import layouts, logical_bytes, of_dtype
@@ -155,3 +155,18 @@ def test_a_class_of_the_program_is_the_same_when_it_is_run_as_a_script():
     assert is_of_class(Own(), "__main__.Own")
     assert not is_of_class(Own(), "__main__.Other")
     assert not is_of_class(Own(), "elsewhere.Own")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda: torch.sparse_coo_tensor([[1, 0]], [1.0, 2.0], (2,), is_coalesced=True, check_invariants=False),
+        lambda: torch.sparse_coo_tensor([[5]], [1.0], (2,), check_invariants=False),
+        lambda: torch.sparse_csr_tensor([0, 2], [1, 0], [1.0, 2.0], (1, 2), check_invariants=False),
+    ],
+)  # fmt: skip
+def test_a_sparse_tensor_that_no_restore_could_make_is_refused_at_capture(lie):
+    with pytest.raises(UnsupportedState, match="contradicts itself") as caught:
+        capture_value(lie(), "g")
+    assert caught.value.where == "g"

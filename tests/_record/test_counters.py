@@ -28,8 +28,7 @@ def test_a_counter_is_stuck_where_adding_one_changes_nothing(dtype):
 
 @pytest.mark.parametrize("slots", [
     {}, {"step": 300}, {"step": captured(torch.tensor(300))}, {"step": captured(torch.full((2,), 300.0).bfloat16())},
-    {"other": captured(torch.tensor(300.0).bfloat16())}, {"step": captured(torch.tensor(float("nan")))},
-    (captured(torch.tensor(300.0).bfloat16()),), {"step": tensor("float4_e2m1fn_x2", ())},
+    {"other": captured(torch.tensor(300.0).bfloat16())}, {"step": captured(torch.tensor(float("nan")))}, {"step": tensor("float4_e2m1fn_x2", ())},
 ])  # fmt: skip
 def test_what_is_no_such_counter_is_left_alone(slots):
     assert stuck(slots) == []

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from segue._record.contract import TrainableContract
-from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
+from segue._record.sections import ComponentRecord, GroupRecord, ModuleRecord, OptimizerRecord
 from segue.errors import InvalidRecord
 from tests._store.records import module, tensor
 
@@ -59,3 +59,13 @@ def test_attributes_of_an_optimizer_are_a_dictionary_by_name(attributes):
     with pytest.raises(InvalidRecord, match="attributes"):
         OptimizerRecord("SGD", (), {}, {}, (), attributes)
     assert OptimizerRecord("SGD", (), {}, {}, (), {"block_size": 2}).attributes == {"block_size": 2}
+
+
+@pytest.mark.parametrize("tree", [None, [], (), "lr", 1])
+def test_options_and_state_of_an_optimizer_are_dictionaries(tree):
+    for make in (
+        lambda: GroupRecord((), tree, {}), lambda: GroupRecord((), {}, tree),
+        lambda: OptimizerRecord("SGD", (), {}, tree, ()), lambda: OptimizerRecord("SGD", (), {"w": tree}, {}, ()),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRecord, match="not a dictionary"):
+            make()

@@ -17,12 +17,14 @@ from segue._record.tensors import (
     MemoryBytes,
     bit_view,
     contiguous_strides,
+    empty_like_captured,
     fill,
     host_bytes,
     needs_scratch,
     read_bytes,
     same_bits,
 )
+from segue.errors import InvalidRecord
 from tests._store.records import array, captured, raw, tensor
 
 
@@ -178,3 +180,29 @@ def test_a_layout_is_that_of_a_tensor_of_its_dtype_shape_and_strides():
     assert captured(live).has_layout_of(live)
     for other in (live.t(), live.double(), torch.zeros(3, 2), torch.zeros(3, 2).t()):
         assert not captured(live).has_layout_of(other)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.zeros(3),
+        torch.zeros(2, dtype=torch.float64),
+        torch.zeros(1, 2),
+        torch.zeros(8, dtype=torch.uint8),
+    ],
+)
+def test_what_does_not_fit_its_target_is_never_written(target):
+    before = target.clone()
+    with pytest.raises(InvalidRecord, match="does not fit"):
+        fill(target, tensor(shape=(2,)))
+    assert torch.equal(target, before)
+
+
+def test_bytes_beyond_the_shape_are_never_written():
+    with pytest.raises(InvalidRecord, match="does not fit"):
+        fill(torch.zeros(2), CapturedTensor(torch.float32, (2,), (1,), "cpu", MemoryBytes(raw(12))))
+
+
+def test_a_device_that_is_none_is_told():
+    with pytest.raises(InvalidRecord, match="no such device"):
+        empty_like_captured(tensor(), "nowhere:1")

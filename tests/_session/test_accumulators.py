@@ -16,6 +16,7 @@ from segue.errors import (
     InvalidRecord,
     NotAtBoundary,
     PendingGradientError,
+    UnsupportedState,
     WindowError,
 )
 from tests._window.models import Pair, bits
@@ -244,3 +245,73 @@ def test_no_record_is_taken_inside_a_backward(kind):
     loss.register_hook(look_inside)
     loss.backward()
     assert caught == ["capture.boundary"]
+
+
+def test_a_capture_refuses_an_open_window_that_was_not_handed_in():
+    model, other = Pair(), Pair()
+    window, unseen = GradientAccumulator(model), WeightedAccumulator(model)
+    elsewhere = GradientAccumulator(other)
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulator=window)
+    for accumulator, owner, add in ((elsewhere, other, elsewhere.add), (window, model, window.add)):
+        owner.give(1, 2)
+        add()
+        assert accumulator.microbatches == 1
+    training.capture()
+    model.give(1, 2)
+    unseen.add_sum(3)
+    with pytest.raises(UnsupportedState) as caught:
+        training.capture()
+    assert caught.value.code == "capture.unregistered_window"
+    assert "WeightedAccumulator with 1 microbatches" in caught.value.found
+    unseen.finish_sums()
+    training.capture()
+
+
+def test_a_sum_of_a_parameter_that_the_accumulator_is_not_over_is_refused_before_anything_changes():
+    model = Pair()
+    window = GradientAccumulator(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.give(1, 2)
+    window.add()
+    record = Training(model, optimizer, accumulator=window).capture()
+    window.finish_sums()
+    model.zero_grad()
+    part = nn.Module()
+    part.b = model.b
+    narrow = Training(model, optimizer, accumulator=GradientAccumulator(part))
+    with pytest.raises(ContractMismatch) as caught:
+        narrow.restore(record)
+    assert [finding.code for finding in caught.value.findings] == ["window.unknown.a"]
+
+
+def test_a_mean_that_still_stands_is_not_added_after_a_record_was_loaded():
+    model = Pair()
+    window = GradientAccumulator(model)
+    model.give(1, 2)
+    window.add()
+    record = window.to_record()
+    window.finish_mean()
+    window.load_record(record)
+    with pytest.raises(WindowError) as caught:
+        window.add()
+    assert caught.value.code == "window.not_consumed"
+    model.zero_grad()
+    model.give(1, 2)
+    window.add()
+    assert window.microbatches == 2
+
+
+def test_new_gradients_are_not_taken_for_those_that_were_handed_out_when_the_record_was_taken():
+    model = Pair()
+    window = GradientAccumulator(model)
+    model.give(1, 2)
+    window.add()
+    window.finish_mean()
+    record = window.to_record()
+    assert record.handed_out == ("a", "b")
+    fresh = Pair()
+    other = GradientAccumulator(fresh)
+    fresh.give(3, 4)
+    other.load_record(record)
+    other.add()
+    assert other.microbatches == 1

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import warnings
 
 import pytest
@@ -9,11 +10,13 @@ import segue
 from segue.errors import (
     EnvironmentMismatch,
     EnvironmentWarning,
+    InvalidRecord,
     NotAtBoundary,
     ScheduleWarning,
     UnsupportedState,
 )
 from tests._session.small import make, step
+from tests._store.records import subclass
 
 
 def test_an_awaited_capture_is_the_same_record():
@@ -140,3 +143,20 @@ def test_an_entry_of_accept_that_can_not_admit_says_so():
     _, _, larger = make(size=4)
     with pytest.raises(segue.errors.ContractMismatch, match="can't be accepted"):
         larger.restore(training.capture(), accept=["model.shape.weight"])
+
+
+def test_caller_state_that_cannot_be_made_here_is_refused_before_anything_changes():
+    """As a quantized tensor in a program that has not imported the library."""
+    model = nn.Linear(2, 2)
+    training = segue.Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    record = dataclasses.replace(training.capture(), caller_state={"x": subclass(name="some.library.Packed")})
+    with torch.no_grad():
+        model.weight.fill_(7)
+    before = model.weight.clone(), torch.get_rng_state()
+    torch.rand(1)
+    moved = torch.get_rng_state()
+    with pytest.raises(InvalidRecord):
+        training.restore(record)
+    assert torch.equal(model.weight, before[0])
+    assert torch.equal(torch.get_rng_state(), moved)
+    training.capture()

@@ -194,7 +194,7 @@ def test_behaviour_68_a_gradient_for_a_tensor_of_no_model_is_refused_before_back
     centers = nn.Parameter(torch.ones(2))
     for loss in (
         Failing.apply(loss_of(model)) + (centers * model.b).sum(),
-        torch.ones(1, requires_grad=True),
+        nn.Parameter(torch.ones(1)),
     ):
         before = everything(model, window)
         with pytest.raises(WindowError) as caught:
@@ -257,3 +257,14 @@ def test_what_it_returns_is_frozen():
     done = window.backward_sum(loss_of(model), weight(1))
     with pytest.raises(AttributeError):
         done.weight = 3.0
+
+
+def test_an_input_that_requires_grad_is_the_programs_own_affair():
+    """As activation checkpointing needs it over a frozen base."""
+    model = nn.Linear(2, 1)
+    window = WeightedAccumulator(model)
+    x = torch.ones(3, 2, requires_grad=True)
+    window.backward_sum(model(x).sum().reshape(1), torch.tensor([3.0]))
+    assert x.grad is not None
+    window.finish_mean()
+    assert model.bias.grad.tolist() == [1.0]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from segue._store.manifest import layout_problem
 from segue.errors import CorruptCheckpoint, StoreError, UnsupportedFormat
 from tests.hostile.lies import lie, lie_in_bytes, lie_in_state, manifest, refused
 
@@ -237,3 +238,10 @@ def test_a_section_of_another_shape_is_corrupt(checkpoint, section):
 def test_an_unknown_or_missing_section_is_corrupt(checkpoint, change):
     lie(checkpoint, lambda document: change(document["sections"]))
     refused(checkpoint, CorruptCheckpoint, entry="sections")
+
+
+@pytest.mark.parametrize("strides", [[1, 1], [2, 1], [1, 2]])
+def test_strides_over_which_elements_share_memory_are_refused(strides):
+    assert layout_problem((3, 3), tuple(strides), 4) == "elements share memory"
+    assert layout_problem((3, 3), (3, 1), 4) is None
+    assert layout_problem((3, 1, 3), (0, 0, 1), 4) is None

@@ -113,3 +113,11 @@ def test_a_class_that_nobody_admits_can_be_read_but_never_made(checkpoint):
         moment = opened.verify().optimizers["optimizer"].state["head"]["exp_avg"]
         with pytest.raises(InvalidRecord, match="does not admit"):
             moment.to_host()
+
+
+def test_parts_in_another_order_than_the_contract_tells_are_refused(checkpoint):
+    def change(document):
+        at(document["sections"], WEIGHT)[0]["dict"]["order"]["tuple"].reverse()
+
+    lie(checkpoint, change)
+    refused(checkpoint, CorruptCheckpoint)

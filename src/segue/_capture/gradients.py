@@ -41,6 +41,10 @@ class PendingSource(Protocol):
         """Return the counters."""
         ...
 
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        """Return the parameters whose gradients it sums."""
+        ...
+
     def sums(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Return the live sums of this window; not copies."""
         ...
@@ -180,6 +184,15 @@ def check_window(
             ContractMismatch, error.code, error.what, "accumulator", error.expected, error.found, error.hint
         )
     yield from check_gradients(record.sums, parameters, "window")
+    own = {id(parameter) for parameter in accumulator.parameters()}
+    for name in record.sums.names:
+        parameter = parameters.get(name)
+        fits = parameter is not None and tuple(parameter.shape) == record.sums.shape(name)
+        if fits and id(parameter) not in own:
+            yield Finding(
+                ContractMismatch, f"window.unknown.{name}", "the accumulator is over a model without this parameter",
+                f"window sum of {name}", name, "absent", "make it over the model that it was over",
+            )  # fmt: skip
     for name in record.handed_out:
         if name not in parameters:
             what = "a gradient that was handed out has no parameter"

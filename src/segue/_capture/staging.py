@@ -89,6 +89,7 @@ def capture_value(tensor: torch.Tensor, where: str) -> CapturedTensor | Composit
         return _capture_subclass(tensor, where)
     if not is_sparse(tensor):
         return capture_tensor(tensor, where)
+    _refuse_lying_indices(tensor, where)
     layout = str(tensor.layout).removeprefix("torch.")
     coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
     parts = {name: capture_tensor(part, f"{where} {name}") for name, part in plain_parts(tensor)}
@@ -134,6 +135,22 @@ def parts_spec(tensor: torch.Tensor, where: str) -> PartsSpec | None:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is strided and of torch's own class: it holds its bits itself."""
     return type(tensor) in PLAIN_CLASSES and tensor.layout is torch.strided
+
+
+def _refuse_lying_indices(tensor: torch.Tensor, where: str) -> None:
+    """Raise for a sparse tensor whose indices are not what it says: torch makes such ones unchecked, and no restore could."""
+    parts = [part for _, part in plain_parts(tensor)]
+    size = list(tensor.shape)
+    try:
+        if tensor.layout is torch.sparse_coo:
+            torch._validate_sparse_coo_tensor_args(parts[0], parts[1], size, tensor.is_coalesced())
+        else:
+            torch._validate_sparse_compressed_tensor_args(parts[0], parts[1], parts[2], size, tensor.layout)
+    except RuntimeError as error:
+        raise UnsupportedState(
+            "a sparse tensor contradicts itself", where=where, found=str(error).splitlines()[0],
+            hint="`coalesce()` it, or make it with `check_invariants=True`",
+        ) from error  # fmt: skip
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:

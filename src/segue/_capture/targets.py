@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from segue._capture.staging import parts_spec, plain_parts
-from segue._capture.subclass import is_admitted_subclass
+from segue._capture.subclass import flattened, is_admitted_subclass
 from segue._capture.writes import ObjectWrite, TensorWrite, Write
-from segue._record.composite import CapturedSubclass, blobs
+from segue._record.composite import CapturedSubclass
 from segue._record.parts import parts_of
 from segue._record.subclass import rebuild
 from segue._record.tensors import CapturedTensor, empty_like_captured
@@ -38,9 +38,10 @@ def fill_writes(
     if isinstance(captured, CapturedTensor):
         yield TensorWrite(where, target, captured)
         return
-    for (name, part), blob in zip(plain_parts(target), blobs(captured), strict=True):
-        assert isinstance(blob, CapturedTensor), "a part is a tensor"
-        yield TensorWrite(f"{where} {name}", part, blob)
+    live, _ = flattened(target, where)
+    for name, part in captured.tensors.items():  # by name: a record may list them in any order
+        assert isinstance(part, CapturedTensor | CapturedSubclass), "what has other parts is refused before"
+        yield from fill_writes(f"{where} {name}", live[name], part)
     yield ObjectWrite(where, lambda: _mark_written(target))
 
 

@@ -28,7 +28,7 @@ def stuck_counters(record: OptimizerRecord) -> Iterator[tuple[str, torch.dtype, 
     """
     for name, slots in record.state.items():
         for slot in COUNTERS:
-            counter = slots.get(slot) if type(slots) is dict else None
+            counter = slots.get(slot)
             if isinstance(counter, CapturedTensor) and _is_float(counter):
                 value = _value(counter)
                 if value >= counts_to(counter.dtype):

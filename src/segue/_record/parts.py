@@ -59,6 +59,8 @@ class PartsSpec:
                 yield "part", (name,), _shown(before), _shown(now)
             else:
                 yield from _part_differences(name, before, now)
+        if self.tensors.keys() == found.tensors.keys() and [*self.tensors] != [*found.tensors]:
+            yield "order", (), [*self.tensors], [*found.tensors]
 
 
 def class_of(parts: PartsSpec | None) -> str:

@@ -60,6 +60,11 @@ class GroupRecord:
     configured: Any
     """The options as they were when the optimizer was first bound to a `Training`: what the program asked for."""
 
+    def __post_init__(self) -> None:
+        """Refuse options that are no dictionary: they could be neither compared nor set."""
+        _refuse_no_dictionary("options of a group", self.options)
+        _refuse_no_dictionary("options of a group", self.configured)
+
 
 @dataclass(frozen=True)
 class OptimizerRecord:
@@ -79,11 +84,19 @@ class OptimizerRecord:
 
     def __post_init__(self) -> None:
         """Refuse attributes that are no dictionary by name: they could not be compared, and would count as none."""
+        _refuse_no_dictionary("options of an optimizer", self.defaults)
+        for name, slots in self.state.items():
+            _refuse_no_dictionary(f"state of {name}", slots)
         attributes = self.attributes
         if attributes is not None and not (
             type(attributes) is dict and all(type(name) is str for name in attributes)
         ):
             raise InvalidRecord("no attributes of an optimizer", code="record.attributes", found=attributes)
+
+
+def _refuse_no_dictionary(what: str, tree: Any) -> None:
+    if type(tree) is not dict:
+        raise InvalidRecord("not a dictionary", code="record.field", where=what, found=type(tree).__name__)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from segue.errors import InvalidRecord
+
 # The dtypes whose tensors can be cloned, viewed as integers and compared bit by bit (torch 2.13). Quantized
 # and sub-byte shell dtypes (qint8, int4, bits8 and the like) can't, and are refused at capture.
 DTYPES: dict[str, torch.dtype] = {
@@ -179,7 +181,15 @@ Blob = CapturedTensor | CapturedArray
 
 
 def empty_like_captured(captured: CapturedTensor, device: str | torch.device) -> torch.Tensor:
-    """Allocate an uninitialised tensor with the recorded dtype, shape and strides."""
+    """Allocate an uninitialised tensor with the recorded dtype, shape and strides.
+
+    Raises:
+        InvalidRecord: If there is no such device.
+    """
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidRecord("there is no such device", code="record.device", found=device) from error
     return torch.empty_strided(captured.shape, captured.strides, dtype=captured.dtype, device=device)
 
 
@@ -193,11 +203,21 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
             into directly. Allocated when missing.
 
     Raises:
+        InvalidRecord: If the target is of another dtype, shape or size; nothing is written then.
         StoreError: If the stored bytes turn out to be wrong; `target` may then be partly written.
 
     Cost:
         None beyond the read where the target is contiguous in host memory, else one copy through `scratch`.
     """
+    if (target.dtype, tuple(target.shape)) != (
+        captured.dtype,
+        captured.shape,
+    ) or target.nbytes != captured.num_bytes:
+        # Whoever checked before was wrong; bytes are written to memory here, and must not go beyond it.
+        raise InvalidRecord(
+            "a tensor does not fit its target", code="record.target", expected=(captured.dtype, captured.shape),
+            found=(target.dtype, tuple(target.shape)),
+        )  # fmt: skip
     if captured.num_elements == 0:
         return
     with torch.no_grad():

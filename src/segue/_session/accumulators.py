@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -78,6 +79,11 @@ class Accumulator(AccumulationWindow):
         findings = [*check_window(record, self, parameters), *_frozen(record, parameters)]
         if findings:
             raise MismatchError.of(findings)
+        # What stands in `.grad` is not part of the record. What this accumulator has handed out must not be added, now as
+        # before; what it has not is new, whatever was handed out when the record was taken.
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        standing = (names[id(parameter)] for parameter in self.handed_out() if id(parameter) in names)
+        record = replace(record, handed_out=tuple(sorted(standing)))
         # Sums that are allocated in inference mode could never be added to outside of it (torch 2.13).
         with torch.inference_mode(False):
             run_all(plan_window(record, self, parameters))

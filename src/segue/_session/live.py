@@ -20,7 +20,7 @@ from segue._capture.staging import plain_parts, type_name
 from segue.errors import TiedParameterConflict, UnsupportedState
 
 T = TypeVar("T")
-_PENDING_SOURCE = ("window_state", "sums", "handed_out", "check_window", "replace_window")
+_PENDING_SOURCE = ("window_state", "parameters", "sums", "handed_out", "check_window", "replace_window")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
 from segue._session.pending_capture import PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
+from segue._window.window import moments, windows_used_since
 from segue.errors import (
     CounterWarning,
     EnvironmentWarning,
@@ -105,6 +106,7 @@ class Training:
         self._lineage: tuple[Any, ...] = ()
         self._searched = False
         self._is_half_written = False
+        self._bound_at = next(moments)
         self._bind()
 
     def _bind(self) -> None:
@@ -151,6 +153,7 @@ class Training:
         self._refuse_unregistered()
         self._warn_of_due_schedules()
         parameters = live.parameters()
+        self._refuse_other_windows(parameters)
         names = parameter_names(parameters)
         shares = live.shares()
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
@@ -213,6 +216,20 @@ class Training:
         alive = () if self._searched else gc.get_objects()
         refuse_unregistered(self._live.optimizers, list(self._live.schedulers.values()), alive)
         self._searched = True
+
+    def _refuse_other_windows(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Raise for a window in use over this training's parameters that nobody handed in: its sums would be lost."""
+        registered = {id(parameter) for parameter in parameters.values()}
+        window = self._live.accumulator
+        kept = set() if window is None else {id(total) for _, total in window.sums()}
+        for other in windows_used_since(self._bound_at):
+            if any(id(own) in registered and id(total) not in kept for own, total in other.sums()):
+                raise UnsupportedState(
+                    "an accumulator that is not registered has an open window; its sums would be lost",
+                    code="capture.unregistered_window", where="accumulator",
+                    found=f"{type_name(other)} with {other.microbatches} microbatches",
+                    hint="hand it in as `Training(..., accumulator=...)`; of several, save when the others are finished",
+                )  # fmt: skip
 
     def _warn_of_due_schedules(self) -> None:
         for name in self._live.schedulers:
@@ -316,9 +333,11 @@ class Training:
         _warn_of_stuck_counters(record.optimizers)
         # State that is allocated in inference mode could never be stepped again (torch 2.13).
         with torch.inference_mode(False):
+            # Made first: what can't be made, as a tensor whose library is not imported, is refused while nothing has changed.
+            state = record.state
             self._run(RestorePlan(record, self._live, self._clock, accepted))
             self._lineage = record.lineage + _acceptance(record, accepted, effective)
-            return record.state
+            return state
 
     def _run(self, plan: RestorePlan) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from segue._window.refusals import FLOATS
 from segue.errors import WindowError
@@ -76,11 +77,12 @@ def refuse_unknown_leaves(loss_sum: torch.Tensor, parameters: Iterable[torch.Ten
     """Raise `WindowError` if the loss would give a gradient to something that the model does not have.
 
     Such a gradient would be summed in its own `.grad` and never divided. What only comes to light during backward, in
-    a reentrant activation checkpoint, is not seen.
+    a reentrant activation checkpoint, is not seen. Tensors that are no parameters are the program's own affair: an input
+    that requires grad is how activation checkpoints see to it that a frozen base passes gradients on.
     """
     own = {id(parameter) for parameter in parameters}
     for leaf in _leaves(loss_sum):
-        if id(leaf) not in own:
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
             raise WindowError(
                 "the loss has a gradient for a tensor that the model does not have", code="window.unknown",
                 where="loss_sum", expected="parameters of the model", found=f"{leaf.dtype} {tuple(leaf.shape)}",

@@ -28,7 +28,7 @@ class PlainWindow(AccumulationWindow):
         """
         self._refuse_another_microbatch()
         self._sums.add(self._sums.check_microbatch(), 1.0, fills=self._fills)
-        self._microbatches += 1
+        self._count_microbatch()
 
     def finish_sums(self) -> None:
         """Put the sums into `.grad`, cast once to each parameter's gradient dtype, and begin a new window.

@@ -91,7 +91,7 @@ class WeightedWindow(AccumulationWindow):
 
     def _count(self, total: float) -> None:
         self._total_weight = total
-        self._microbatches += 1
+        self._count_microbatch()
 
     def backward_sum(self, loss_sum: torch.Tensor, weight: torch.Tensor) -> SummedLoss:
         """Run the backward of a microbatch's *summed* loss and add its gradients, loss scale included.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Self
 
 import torch
 from torch import nn
@@ -13,9 +16,32 @@ from segue._window.sums import GradientSums
 from segue._window.terms import MAX_MICROBATCHES, refuse_contradictions, refuse_other_terms
 from segue.errors import WindowError
 
+_alive: weakref.WeakSet[AccumulationWindow] = weakref.WeakSet()
+
+
+moments = itertools.count(1)
+"""A clock: who takes a number later gets a higher one."""
+
+
+def windows_used_since(moment: int) -> list[AccumulationWindow]:
+    """Return every window of this process that a microbatch was added to after a moment, and that is still open.
+
+    A capture must not leave one out. One that nobody uses any more, as after a notebook's cell was run again, is none.
+    """
+    return [window for window in list(_alive) if window._last_used > moment and window.microbatches > 0]
+
 
 class AccumulationWindow(ABC):
     """Base of the windows; `PendingSource` to `_capture`."""
+
+    _last_used: int
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
+        # Here and not in `__init__`, which copies are made without.
+        made = super().__new__(cls)
+        made._last_used = 0
+        _alive.add(made)
+        return made
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, microbatches: int | None) -> None:
         if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
@@ -46,6 +72,10 @@ class AccumulationWindow(ABC):
     def window_state(self) -> WindowState:
         """Return the counters, for capture."""
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the model's distinct parameters."""
+        return self._sums.parameters
+
     def sums(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
         """Return the live sums by parameter, for capture; not copies."""
         return self._sums.pending
@@ -68,6 +98,10 @@ class AccumulationWindow(ABC):
         """Take over a window that `check_window` admitted; the one in progress is dropped."""
         self._sums.replace(sums, handed_out)
         self._microbatches = state.microbatches
+
+    def _count_microbatch(self) -> None:
+        self._microbatches += 1
+        self._last_used = next(moments)
 
     def _refuse_another_microbatch(self) -> None:
         if self._microbatches >= MAX_MICROBATCHES:
