@@ -16,6 +16,7 @@ from segue.errors import (
     InvalidRecord,
     LossyRecord,
     MismatchError,
+    NotAtBoundary,
     PendingGradientError,
     UnsupportedState,
 )
@@ -202,3 +203,23 @@ def test_gradients_that_are_restored_in_inference_mode_can_be_added_to_outside_o
             segue.restore_gradients(record.converted(precision), model)
         backward()
         assert model["dense"].bias.grad.tolist() == [2, 2]
+
+
+def test_inside_a_backward_gradients_are_half_there_and_refused():
+    model = Pair()
+    refused = []
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with pytest.raises(NotAtBoundary):
+                segue.capture_gradients(model)
+            refused.append(True)
+            return gradient
+
+    (Inside.apply(model.a) + model.b).sum().backward()
+    assert refused

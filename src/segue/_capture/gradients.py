@@ -173,6 +173,17 @@ def check_gradients(
             )  # fmt: skip
 
 
+def check_trainable(record: GradientsRecord, parameters: Parameters, scope: str) -> Iterator[Finding]:
+    """Yield the gradients whose parameter is frozen here, for who restores them without flags."""
+    for name in record.names:
+        parameter = parameters.get(name)
+        if parameter is not None and not parameter.requires_grad:
+            yield Finding(
+                ContractMismatch, f"{scope}.frozen.{name}", "a pending gradient's parameter is frozen",
+                f"{scope} of {name}", "trainable", "frozen", "unfreeze it, or `select` the others",
+            )  # fmt: skip
+
+
 def check_window(
     record: WindowRecord, accumulator: PendingSource, parameters: Parameters
 ) -> Iterator[Finding]:

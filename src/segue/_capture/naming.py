@@ -119,6 +119,12 @@ def _occurrences(module: nn.Module, scope: str) -> Iterator[tuple[str, str, torc
             yield _joined(path, name), kind, buffer
 
 
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Find the distinct parameters of a module by canonical name."""
+    tensors = {name: item.tensor for name, item in named_tensors(module, "model").items()}
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
+
+
 def buffer_places(module: nn.Module, scope: str) -> dict[str, tuple[nn.Module, str]]:
     """Return the owner and attribute of every buffer by each of its canonical names."""
     return {

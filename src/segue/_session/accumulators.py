@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from segue._capture.boundary import refuse_inside_backward
-from segue._capture.gradients import capture_window, check_window, plan_window
-from segue._capture.naming import named_tensors
+from segue._capture.gradients import capture_window, check_trainable, check_window, plan_window
+from segue._capture.naming import named_parameters
 from segue._record.composite import blobs
 from segue._record.window import WindowRecord
 from segue._session.gradients import run_all
 from segue._window.plain import PlainWindow
 from segue._window.weighted import WeightedWindow
 from segue._window.window import AccumulationWindow
-from segue.errors import ContractMismatch, Finding, MismatchError
+from segue.errors import MismatchError
 
 
 class Accumulator(AccumulationWindow):
@@ -44,7 +43,7 @@ class Accumulator(AccumulationWindow):
             No.
         """
         refuse_inside_backward()
-        return capture_window(self, _parameters(self.model))
+        return capture_window(self, named_parameters(self.model))
 
     def load_record(self, record: WindowRecord) -> None:
         """Put a recorded window in the place of this one. Inverse of `to_record`.
@@ -75,8 +74,11 @@ class Accumulator(AccumulationWindow):
         self.check_window(record.state)
         for blob in blobs(dict(record.sums.tensors)):
             blob.source.verify()
-        parameters = _parameters(self.model)
-        findings = [*check_window(record, self, parameters), *_frozen(record, parameters)]
+        parameters = named_parameters(self.model)
+        findings = [
+            *check_window(record, self, parameters),
+            *check_trainable(record.sums, parameters, "window"),
+        ]
         if findings:
             raise MismatchError.of(findings)
         # What stands in `.grad` is not part of the record. What this accumulator has handed out must not be added, now as
@@ -143,21 +145,3 @@ class WeightedAccumulator(Accumulator, WeightedWindow):
         loss_scale: float = 1.0,
     ) -> None:
         super().__init__(model, dtype, microbatches, loss_scale)
-
-
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {
-        name: item.tensor
-        for name, item in named_tensors(model, "model").items()
-        if isinstance(item.tensor, nn.Parameter)
-    }
-
-
-def _frozen(record: WindowRecord, parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
-    for name in record.sums.names:
-        parameter = parameters.get(name)
-        if parameter is not None and not parameter.requires_grad:
-            yield Finding(
-                ContractMismatch, f"window.frozen.{name}", "a sum's parameter is frozen", f"window sum of {name}",
-                "trainable", "frozen", "unfreeze it before the window is loaded",
-            )  # fmt: skip

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from segue._capture import gradients as pending
-from segue._capture.naming import named_tensors
+from segue._capture.boundary import refuse_inside_backward
+from segue._capture.naming import named_parameters
 from segue._capture.staging import type_name
 from segue._capture.writes import Write
 from segue._record.composite import blobs
 from segue._record.gradients import GradientsRecord
 from segue._record.quantized import QuantizedTensor
-from segue.errors import ContractMismatch, Finding, MismatchError, PendingGradientError
+from segue.errors import MismatchError, PendingGradientError
 
 GradientTable = Mapping[str, torch.Tensor | QuantizedTensor]
 
@@ -30,6 +31,7 @@ def capture_gradients(source: nn.Module | GradientTable) -> GradientsRecord:
         The gradients, sorted by name, in host memory that only the record owns. What has no gradient is absent.
 
     Raises:
+        NotAtBoundary: Inside a backward, of a module.
         PendingGradientError: If a frozen parameter has a gradient, or a table has no tensor under a name.
         UnsupportedState: If a gradient is part of a graph, overlaps another without being the same memory, or can't
             be kept.
@@ -44,7 +46,8 @@ def capture_gradients(source: nn.Module | GradientTable) -> GradientsRecord:
         No.
     """
     if isinstance(source, nn.Module):
-        return pending.capture_gradients(_parameters(source))
+        refuse_inside_backward()
+        return pending.capture_gradients(named_parameters(source))
     _refuse_missing(source)
     record = pending.capture_table(
         {name: value for name, value in source.items() if isinstance(value, torch.Tensor)}, "gradient"
@@ -92,8 +95,11 @@ def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
     Collective:
         No.
     """
-    parameters = _parameters(model)
-    findings = [*pending.check_gradients(record, parameters), *_frozen(record, parameters)]
+    parameters = named_parameters(model)
+    findings = [
+        *pending.check_gradients(record, parameters),
+        *pending.check_trainable(record, parameters, "gradient"),
+    ]
     if findings:
         raise MismatchError.of(findings)
     for blob in blobs(dict(record.tensors)):
@@ -109,21 +115,3 @@ def run_all(writes: list[Write]) -> None:
     scratch = torch.empty(needed, dtype=torch.uint8, device="cpu")
     for write in writes:
         write.run(scratch)
-
-
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {
-        name: item.tensor
-        for name, item in named_tensors(model, "model").items()
-        if isinstance(item.tensor, nn.Parameter)
-    }
-
-
-def _frozen(record: GradientsRecord, parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
-    for name in record.names:
-        parameter = parameters.get(name)
-        if parameter is not None and not parameter.requires_grad:
-            yield Finding(
-                ContractMismatch, f"gradient.frozen.{name}", "a pending gradient's parameter is frozen",
-                f"gradient of {name}", "trainable", "frozen", "unfreeze it, or `select` the others",
-            )  # fmt: skip
