@@ -158,3 +158,16 @@ def test_a_tensor_of_a_subclass_is_told_with_its_class():
     parts = PartsSpec("some.library.Packed", {"dict": {}}, {"codes": PartSpec("uint8", (2,), (1,))})
     packed = contract({"w": dataclasses.replace(SPEC, parts=parts)})
     assert differences(packed, contract({}))[0].expected == f"{SPEC.dtype} {SPEC.shape} in a Packed"
+
+
+def test_parts_in_another_order_are_another_tensor():
+    def packed(*names):
+        parts = {name: PartSpec("uint8", (2,), (1,)) for name in names}
+        return contract(
+            {"w": dataclasses.replace(SPEC, parts=PartsSpec("some.library.Packed", {"dict": {}}, parts))}
+        )
+
+    [finding] = differences(packed("codes", "scale"), packed("scale", "codes"))
+    assert (finding.code, finding.expected, finding.found) == (
+        "model.order.w", ["codes", "scale"], ["scale", "codes"],
+    )  # fmt: skip
