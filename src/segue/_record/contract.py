@@ -265,6 +265,7 @@ def _parts_differences(
 _PARTS_CLAUSES = {
     "class": "it is of another tensor subclass",
     "context": "how it is quantized differs, and nothing is requantized",
+    "order": "its parts are in another order",
     "part": "a part of it is on one side only",
     "part_dtype": "a part of it has another dtype, and nothing is ever cast",
     "part_shape": "a part of it has another shape",
