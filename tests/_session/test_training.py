@@ -160,3 +160,24 @@ def test_caller_state_that_cannot_be_made_here_is_refused_before_anything_change
     assert torch.equal(model.weight, before[0])
     assert torch.equal(torch.get_rng_state(), moved)
     training.capture()
+
+
+def test_a_scaler_steps_over_gradients_that_were_scaled_before_the_capture():
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        return model, optimizer, scaler, segue.Training(model, optimizer, components={"scaler": scaler})
+
+    model, optimizer, scaler, training = build()
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    record = training.capture()
+    again, fresh, other, resumed = build()
+    resumed.restore(record)
+    for one, stepped, by in ((model, optimizer, scaler), (again, fresh, other)):
+        by.step(stepped)
+        by.update()
+        assert one.weight.grad.tolist() == [[1.0, 1.0]]
+    assert torch.equal(model.weight, again.weight)
+    assert scaler.state_dict() == other.state_dict()

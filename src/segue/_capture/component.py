@@ -24,6 +24,7 @@ from segue._capture.staging import class_name, is_of_class, type_name
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
 from segue.errors import (
+    ABSENT,
     ComponentMismatch,
     ContractMismatch,
     Finding,
@@ -237,5 +238,17 @@ class ObjectRestore:
 
 
 def _restorer(value: Any, kind: str) -> Callable[[Any], None]:
+    if isinstance(value, torch.amp.GradScaler):
+        return lambda state: _load_scaler(value, state)
     restore: Callable[[Any], None] = value.restore if kind == "component" else value.load_state_dict
     return restore
+
+
+def _load_scaler(scaler: torch.amp.GradScaler, state: Any) -> None:
+    """Load a gradient scaler so that its next call may be `step`, over gradients that were scaled before the capture.
+
+    `load_state_dict` of one that has not scaled yet leaves its scale to be made by the next `scale` (torch 2.13).
+    """
+    scaler.load_state_dict(state)
+    if state and getattr(scaler, "_scale", ABSENT) is None:
+        scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
