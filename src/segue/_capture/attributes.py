@@ -73,7 +73,15 @@ def _refuse_bitsandbytes(optimizer: Any, scope: str) -> None:
         )  # fmt: skip
 
 
+def _read_fp32_master(optimizer: Any) -> dict[str, Any]:
+    # Its inner optimizer has no state between steps; the options of that are the groups' own.
+    return {"inner": type_name(optimizer._inner), "max_norm": optimizer._max_norm}
+
+
 _ADMITTED = (
+    _Admitted(
+        "segue.optim.FP32Master", _read_fp32_master, frozenset({"_inner", "_inner_options", "_max_norm"})
+    ),
     _Admitted(
         "torchao.optim.adam._AdamBase",
         _read_torchao,
