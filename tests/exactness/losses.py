@@ -89,6 +89,11 @@ def _count_of_steps(run: Run) -> None:
     run.optimizer.state[run.net.mix.weight]["step"].sub_(1)
 
 
+def _masters(run: Run) -> None:
+    for parameter, slots in run.optimizer.state.items():
+        slots["master"] = parameter.detach().float()  # as a program does that didn't save them
+
+
 def _rate(run: Run) -> None:
     run.optimizer.param_groups[1]["lr"] *= 2
 
@@ -122,6 +127,7 @@ LOSSES = {
     "the mode of a frozen part": Loss(lambda run: run.net.frozen.train(), "model"),
     "moments": Loss(_moments, "optimizers"),
     "a count of steps": Loss(_count_of_steps, "optimizers"),
+    "masters": Loss(_masters, "optimizers"),
     "a learning rate": Loss(_rate, "optimizers"),
     "the position of the schedule": Loss(_position_of_the_schedule, "schedulers"),
     "pending gradients": Loss(_pending_gradients, "model"),

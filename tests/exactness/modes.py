@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, AdamW, Muon, NAdam, Optimizer, RMSprop, lr_scheduler
 
+from segue.optim import FP32Master
+
 Schedule = Callable[[Optimizer], lr_scheduler.LRScheduler]
 
 
@@ -91,6 +93,21 @@ MODES = {
     "sgd-one-cycle": Mode(partial(SGD, momentum=0.9), one_cycle, pending="grad"),
     "rmsprop-plateau-zeroed": Mode(partial(RMSprop, centered=True), plateau, pending="grad", zeroed=True),
     "muon-beside-adamw": Mode(AdamW, one_cycle, matrices=(Muon, warmup_then_cosine)),
+    "masters-of-bf16-muon-beside-adamw": Mode(
+        partial(FP32Master, inner=AdamW, max_norm=0.5),
+        one_cycle,
+        torch.bfloat16,
+        matrices=(partial(FP32Master, inner=Muon), warmup_then_cosine),
+    ),
+    # Gradients are fp32, so the scaler divides them in fp32; the scale overflows in every second update.
+    "masters-of-fp16-scaler": Mode(
+        partial(FP32Master, inner=AdamW, fused=True),
+        warmup_then_cosine,
+        torch.float16,
+        autocast=torch.float16,
+        pending="grad",
+        scale=2.0**16,
+    ),
     "adamw-stateful-lambda": Mode(AdamW, ramps),
     "adamw-function": Mode(AdamW, partial(lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 1 / (1 + epoch))),
     "autocast-bf16": Mode(AdamW, warmup_then_cosine, autocast=torch.bfloat16, background=True),

@@ -42,6 +42,7 @@ def resumed(cut, root, mode, lose=None):
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_loss_is_noticed_and_its_section_is_named(lose, cut_run, tmp_path):
     mode = "adamw-foreach-fp32" if lose.endswith("of the window") else "adamw-loop-fp32"
+    mode = "masters-of-bf16-muon-beside-adamw" if lose == "masters" else mode
     reference, cut = cut_run(mode)
     resumed(cut, tmp_path / "run", mode, lose)
     with pytest.raises(AssertionError, match=rf"boundary {BOUNDARY + 1}: .*'live {LOSSES[lose].shows_in}'"):
