@@ -584,11 +584,29 @@ class Base(Optimizer):
         self.history = []
 
 
-@pytest.mark.parametrize("inner", [torch.optim.LBFGS, FP32Master, Base])
-def test_an_unfit_inner_optimizer_is_refused(inner):
-    options = {"inner": SGD} if inner is FP32Master else {}
-    with pytest.raises((UnsupportedState, TypeError)):
-        FP32Master(matrices().parameters(), inner, **options)
+@pytest.mark.parametrize(
+    ("inner", "code"), [(torch.optim.LBFGS, "optim.inner"), (Base, "capture.unsupported")]
+)
+def test_an_unfit_inner_optimizer_is_refused(inner, code):
+    with pytest.raises(UnsupportedState) as caught:
+        FP32Master(matrices().parameters(), inner)
+    assert (caught.value.code, caught.value.where) == (code, "FP32Master inner")
+
+
+def test_an_inner_optimizer_whose_attributes_are_known_is_refused_too():
+    # They would be neither recorded nor compared here.
+    torchao = pytest.importorskip("torchao.optim")
+    with pytest.raises(UnsupportedState, match="attributes of its own"):
+        FP32Master(matrices().parameters(), torchao.AdamW8bit)
+
+
+def test_masters_of_masters_are_refused():
+    class Nested(FP32Master):
+        def __init__(self, params, lr=0.1):
+            super().__init__(params, SGD, lr=lr)
+
+    with pytest.raises(UnsupportedState, match="attributes of its own"):
+        FP32Master(matrices().parameters(), Nested)
 
 
 def test_what_is_no_class_of_optimizers_is_refused():
