@@ -146,3 +146,24 @@ def test_widened_data_is_exact_where_every_value_is_one_of_its_own_dtype():
     assert not exact(0.1)
     assert not exact(1.5, torch.float32, "<e", torch.float16)  # narrowed: what it was before can't be told
     assert not exact(1.5, torch.bfloat16, "<e", torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("entry_or_data", "code"),
+    [(("w", torch.float32), "gradients.entry"), (None, "gradients.entry"), (entry(name=3), "gradients.entry"),
+     (entry(data=[1.0, 2.0]), "gradients.data"), (entry(data="ab"), "gradients.data")],
+)  # fmt: skip
+def test_what_is_no_entry_is_refused_by_what_it_is(entry_or_data, code):
+    assert code_of(entry_or_data) == code
+
+
+def test_a_dtype_that_is_none_is_told_from_one_that_does_not_fit():
+    with pytest.raises(InvalidRecord) as caught:
+        GradientsRecord.from_entries([entry(dtype=torch.int32)])
+    assert caught.value.expected == "torch.int32, which is no floating torch.dtype"
+    with pytest.raises(InvalidRecord) as caught:
+        GradientsRecord.from_entries(
+            [entry(dtype=Q8, stored=QuantScheme(QuantValue.Q8S, block=(4,)), data=b"")]
+        )
+    assert "block None" in caught.value.expected
+    assert "block (4,)" in caught.value.found

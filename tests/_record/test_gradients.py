@@ -92,3 +92,16 @@ def test_what_is_no_captured_gradient_is_refused(value):
     with pytest.raises(InvalidRecord) as caught:
         GradientsRecord({"w": value})
     assert (caught.value.code, caught.value.where) == ("gradients.kind", "gradient of w")
+
+
+def test_two_gradients_never_get_one_name():
+    with pytest.raises(InvalidRecord) as caught:
+        mixed().renamed({"c": "d"})
+    assert (caught.value.code, caught.value.found) == ("gradients.rename", ["c", "d"])
+    assert mixed().renamed({"c": "d", "d": "c"}).names == ("c", "d", "q", "s")
+
+
+def test_a_name_alone_is_not_taken_for_several():
+    with pytest.raises(InvalidRecord) as caught:
+        mixed().select("cd")
+    assert caught.value.hint == '`select(["cd"])`'

@@ -15,6 +15,7 @@ from segue.errors import (
     CorruptCheckpoint,
     InvalidRecord,
     NotAtBoundary,
+    OptimizerMismatch,
     PendingGradientError,
     UnsupportedState,
     WindowError,
@@ -315,3 +316,47 @@ def test_new_gradients_are_not_taken_for_those_that_were_handed_out_when_the_rec
     other.load_record(record)
     other.add()
     assert other.microbatches == 1
+
+
+@pytest.mark.parametrize("record", [None, GradientsRecord({}), "window"])
+def test_what_is_no_record_of_a_window_is_refused(record):
+    with pytest.raises(InvalidRecord) as caught:
+        GradientAccumulator(Pair()).load_record(record)
+    assert "record.window" in caught.value.hint
+
+
+def test_an_accumulator_over_a_copy_of_the_model_is_refused_at_capture():
+    model = Pair()
+    training = Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), accumulator=GradientAccumulator(Pair())
+    )
+    with pytest.raises(PendingGradientError) as caught:
+        training.capture()
+    assert "not over a copy" in caught.value.hint
+
+
+def test_all_terms_that_differ_are_told_at_once():
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def training(**terms):
+        return Training(model, optimizer, accumulator=WeightedAccumulator(model, **terms))
+
+    record = training(microbatches=2).capture()
+    with pytest.raises(ContractMismatch) as caught:
+        training(microbatches=3, loss_scale=4.0, dtype=torch.float64).restore(record)
+    codes = [finding.code for finding in caught.value.findings]
+    assert codes == ["window.dtype", "window.loss_scale", "window.window_microbatches"]
+    with pytest.raises(WindowError) as alone:
+        WeightedAccumulator(model, microbatches=3, loss_scale=4.0).load_record(record.window)
+    assert [finding.code for finding in alone.value.also] == ["window.window_microbatches"]
+
+
+def test_an_entry_of_accept_that_names_nothing_is_told_with_the_refusal():
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    record = Training(model, optimizer).capture()
+    other = Training(model, torch.optim.SGD(model.parameters(), lr=0.2))
+    with pytest.raises(OptimizerMismatch) as caught:
+        other.restore(record, accept=["optimizer.lr"])
+    assert caught.value.__notes__ == ["accept: no difference has the code 'optimizer.lr'"]

@@ -223,3 +223,16 @@ def test_inside_a_backward_gradients_are_half_there_and_refused():
 
     (Inside.apply(model.a) + model.b).sum().backward()
     assert refused
+
+
+def test_arguments_of_other_kinds_are_refused_by_name():
+    model = Pair()
+    record = segue.capture_gradients(model)
+    for swapped in ((model, record), (record, None), (None, model)):
+        with pytest.raises(InvalidRecord) as caught:
+            segue.restore_gradients(*swapped)
+        assert caught.value.code == "gradients.record"
+    for source in ([torch.ones(2)], torch.optim.SGD(model.parameters(), lr=0.1)):
+        with pytest.raises(UnsupportedState) as refused:
+            segue.capture_gradients(source)
+        assert refused.value.code == "gradients.source"

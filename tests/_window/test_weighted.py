@@ -13,6 +13,11 @@ from segue.errors import WindowError
 from tests._window.models import Pair, bits
 
 
+def made():
+    model = Pair()
+    return model, WeightedAccumulator(model)
+
+
 def losses(reduction):
     """Microbatches of three and five samples, with the loss reduced as told, and the same eight in one batch."""
     torch.manual_seed(0)
@@ -201,3 +206,48 @@ def test_a_weight_of_one_leaves_every_bit():
     window.add_mean(1)
     window.finish_mean()
     assert bits(model.a.grad) == bits(payload)
+
+
+@pytest.mark.parametrize("value", ["3", b"3", None, [1], torch.ones(2), object()])
+def test_a_weight_is_a_number(value):
+    model, window = made()
+    model.give(1, 2)
+    with pytest.raises(WindowError) as caught:
+        window.add_sum(value)
+    assert (caught.value.code, caught.value.found) == ("window.weight", type(value).__name__)
+    assert model.a.grad is not None
+
+
+def test_a_weight_may_be_a_tensor_of_one_element_even_one_with_a_graph():
+    model, window = made()
+    model.give(1, 2)
+    window.add_sum(torch.tensor([3.0], requires_grad=True))
+    assert window.total_weight == 3.0
+
+
+def test_a_weight_that_is_lost_says_so():
+    model, window = made()
+    model.give(1, 2)
+    with pytest.raises(WindowError, match="lost"):
+        window.add_sum(1e-60)
+
+
+def test_a_gradient_that_was_never_added_is_told_before_the_window_is_empty():
+    model, window = made()
+    model.give(1, 2)
+    with pytest.raises(WindowError) as caught:
+        window.finish_mean()
+    assert caught.value.code == "window.not_added"
+
+
+@pytest.mark.parametrize("model", [nn.Linear(1, 1).parameters(), [nn.Parameter(torch.ones(1))], None])
+def test_an_accumulator_is_made_over_a_module(model):
+    with pytest.raises(WindowError) as caught:
+        WeightedAccumulator(model)
+    assert caught.value.code == "window.model"
+
+
+def test_a_number_in_the_place_of_the_dtype_gets_a_hint():
+    with pytest.raises(WindowError) as caught:
+        WeightedAccumulator(Pair(), 4)
+    assert "microbatches=4" in caught.value.hint

@@ -121,6 +121,11 @@ def capture_window(accumulator: PendingSource, parameters: Parameters) -> Window
         UnsupportedState: If a sum can't be kept.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
+    if not names.keys() >= {id(parameter) for parameter in accumulator.parameters()}:
+        raise PendingGradientError(
+            "the accumulator is over a parameter of no registered module", where="accumulator",
+            hint="make it over the model of this training, not over a copy; hand other modules in as components",
+        )  # fmt: skip
     sums = {}
     for parameter, total in accumulator.sums():
         name = names.get(id(parameter))
@@ -136,6 +141,9 @@ def capture_window(accumulator: PendingSource, parameters: Parameters) -> Window
     return WindowRecord(accumulator.window_state(), capture_table(sums, "window sum"), handed_out)
 
 
+_NOUNS = {"gradient": "pending gradient", "window": "window sum"}
+
+
 def check_gradients(
     record: GradientsRecord, parameters: Parameters, scope: str = "gradient"
 ) -> Iterator[Finding]:
@@ -148,13 +156,19 @@ def check_gradients(
         where = f"{scope} of {name}"
         if not isinstance(captured, CapturedTensor | CapturedSparse | ConvertedTensor):
             what = "a quantized gradient can't stand in `.grad` or in a window; it lives in a record alone"
-            yield Finding(ContractMismatch, f"{scope}.{name}", what, where, "floats", type(captured).__name__)
+            yield Finding(
+                ContractMismatch, f"{scope}.{name}", what, where, "floats", type(captured).__name__,
+                "`segue.quant.dequantize` gives its numbers",
+            )  # fmt: skip
         elif parameter is None:
-            what = "a pending gradient has no parameter"
-            yield Finding(ContractMismatch, f"{scope}.{name}", what, where, name, "absent")
+            what = f"a {_NOUNS[scope]} has no parameter"
+            yield Finding(
+                ContractMismatch, f"{scope}.{name}", what, where, name, "absent",
+                "of another model? `GradientsRecord.renamed` gives gradients other names",
+            )  # fmt: skip
         elif tuple(parameter.shape) != captured.shape:
             found_shape = tuple(parameter.shape)
-            what = "a pending gradient has another shape than its parameter"
+            what = f"a {_NOUNS[scope]} has another shape than its parameter"
             yield Finding(ContractMismatch, f"{scope}.{name}", what, where, captured.shape, found_shape)
         elif isinstance(captured, CapturedSparse) and captured.layout != "sparse_coo":
             what = "a gradient of this layout can't stand in `.grad`"  # torch 2.13 refuses to assign it
@@ -163,13 +177,14 @@ def check_gradients(
             what = "a pending gradient was stored in a dtype that does not hold it"
             yield Finding(
                 LossyRecord, f"{scope}.lossy.{name}", what, where, captured.dtype, captured.stored.dtype,
+                "use the record as it was before it was converted, or convert to one that holds it (see `lossy`)",
             )  # fmt: skip
         elif scope == "gradient" and parameter.grad_dtype not in (None, captured.dtype):
             # As after `parameter.data = parameter.data.to(...)` under a standing gradient (torch 2.13).
             what = "a pending gradient has a dtype that its parameter does not take"
             yield Finding(
                 ContractMismatch, f"{scope}.{name}", what, where, captured.dtype, parameter.grad_dtype,
-                "set the parameter's `grad_dtype`, or save when no gradient is pending",
+                "set the parameter's `grad_dtype`, or take gradients when none of another dtype is pending",
             )  # fmt: skip
 
 
@@ -194,6 +209,7 @@ def check_window(
         yield Finding(
             ContractMismatch, error.code, error.what, "accumulator", error.expected, error.found, error.hint
         )
+        yield from error.also
     yield from check_gradients(record.sums, parameters, "window")
     own = {id(parameter) for parameter in accumulator.parameters()}
     for name in record.sums.names:

@@ -48,6 +48,7 @@ def refuse_invalid(entries: Iterable[GradientEntry]) -> None:
     """Raise `InvalidRecord` at the first entry that is not what it says; nothing is made of any before."""
     names: set[str] = set()
     for entry in entries:
+        _refuse_no_entry(entry)
         where = f"gradient of {entry.name}"
         if entry.name in names:
             raise InvalidRecord("two gradients of one parameter", code="gradients.duplicate", where=where)
@@ -55,7 +56,7 @@ def refuse_invalid(entries: Iterable[GradientEntry]) -> None:
         if not _go_together(entry.dtype, entry.stored):
             raise InvalidRecord(
                 "a gradient's dtype and that of its data do not go together", code="gradients.dtype", where=where,
-                expected=entry.dtype, found=entry.stored,
+                expected=_shown_dtype(entry.dtype), found=_shown_dtype(entry.stored),
             )  # fmt: skip
         count = num_elements(entry.shape, where)
         if isinstance(entry.stored, QuantScheme):
@@ -65,11 +66,30 @@ def refuse_invalid(entries: Iterable[GradientEntry]) -> None:
             _check_float(entry.dtype, entry.stored, count, len(entry.data), where)
 
 
+def _refuse_no_entry(entry: object) -> None:
+    """Raise `InvalidRecord` for what is no entry at all, before anything in it is looked at."""
+    if not isinstance(entry, GradientEntry) or not isinstance(entry.name, str):
+        raise InvalidRecord(
+            "not a gradient entry", code="gradients.entry", expected="GradientEntry with a name", found=entry
+        )
+    if not isinstance(entry.data, bytes | bytearray | memoryview):
+        raise InvalidRecord(
+            "the data of a gradient must be bytes", code="gradients.data", where=f"gradient of {entry.name}",
+            expected="bytes", found=type(entry.data).__name__, hint="`numpy.ndarray.tobytes()`",
+        )  # fmt: skip
+
+
 def _go_together(own: torch.dtype | QuantScheme, stored: torch.dtype | QuantScheme) -> bool:
     """Tell whether data can become a gradient: one whole scheme on both sides, or any two real floats."""
     if isinstance(own, QuantScheme) or isinstance(stored, QuantScheme):
         return own == stored
     return own in FLOATS and stored in FLOATS
+
+
+def _shown_dtype(dtype: object) -> str:
+    if isinstance(dtype, QuantScheme):
+        return ", ".join(f"{name} {value}" for name, value in dtype.description.items())
+    return str(dtype) if dtype in FLOATS else f"{dtype!r}, which is no floating torch.dtype"
 
 
 def _check_float(own: torch.dtype, stored: torch.dtype, count: int, num_bytes: int, where: str) -> None:

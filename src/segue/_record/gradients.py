@@ -104,6 +104,11 @@ class GradientsRecord:
         Raises:
             InvalidRecord: If a name is given twice.
         """
+        if isinstance(names, str):
+            raise InvalidRecord(
+                "names are given as several", code="gradients.selection", expected="names", found=names,
+                hint=f'`select(["{names}"])`',
+            )  # fmt: skip
         wanted: set[str] = set()
         for name in names:
             if name in wanted:
@@ -112,7 +117,19 @@ class GradientsRecord:
         return self._with({name: tensor for name, tensor in self.tensors.items() if name in wanted})
 
     def renamed(self, table: Mapping[str, str]) -> GradientsRecord:
-        """Return the same gradients of parameters with other names; those not in the table keep theirs."""
+        """Return the same gradients of parameters with other names; those not in the table keep theirs.
+
+        Raises:
+            InvalidRecord: If two gradients would have one name.
+        """
+        taken: dict[str, str] = {}
+        for name in self.tensors:
+            first = taken.setdefault(table.get(name, name), name)
+            if first != name:
+                raise InvalidRecord(
+                    "two gradients would have one name", code="gradients.rename",
+                    where=f"gradient of {table.get(name, name)}", found=[first, name],
+                )  # fmt: skip
         shared = tuple(
             tuple(
                 f"{table.get(name, name)}/{part}"

@@ -16,7 +16,7 @@ from segue._session.gradients import run_all
 from segue._window.plain import PlainWindow
 from segue._window.weighted import WeightedWindow
 from segue._window.window import AccumulationWindow
-from segue.errors import MismatchError
+from segue.errors import InvalidRecord, MismatchError
 
 
 class Accumulator(AccumulationWindow):
@@ -51,7 +51,7 @@ class Accumulator(AccumulationWindow):
         The sums replace those that are there, and are never added to them.
 
         Args:
-            record: From `to_record` or a `TrainingRecord`. Not changed, not shared with afterwards, may be loaded
+            record: From `to_record`, or `TrainingRecord.window`. Not changed, not shared with afterwards, may be loaded
                 again.
 
         Raises:
@@ -71,6 +71,11 @@ class Accumulator(AccumulationWindow):
         Collective:
             No.
         """
+        if not isinstance(record, WindowRecord):
+            raise InvalidRecord(
+                "not the record of a window", code="window.record", where="accumulator", expected="WindowRecord",
+                found=type(record).__name__, hint="of a `TrainingRecord`, take `record.window`",
+            )  # fmt: skip
         self.check_window(record.state)
         for blob in blobs(dict(record.sums.tensors)):
             blob.source.verify()

@@ -15,7 +15,7 @@ from segue._capture.writes import Write
 from segue._record.composite import blobs
 from segue._record.gradients import GradientsRecord
 from segue._record.quantized import QuantizedTensor
-from segue.errors import MismatchError, PendingGradientError
+from segue.errors import InvalidRecord, MismatchError, PendingGradientError, UnsupportedState
 
 GradientTable = Mapping[str, torch.Tensor | QuantizedTensor]
 
@@ -48,6 +48,11 @@ def capture_gradients(source: nn.Module | GradientTable) -> GradientsRecord:
     if isinstance(source, nn.Module):
         refuse_inside_backward()
         return pending.capture_gradients(named_parameters(source))
+    if not isinstance(source, Mapping):
+        raise UnsupportedState(
+            "gradients are taken of a module or of a table by name", code="gradients.source", where="capture_gradients",
+            found=type_name(source),
+        )  # fmt: skip
     _refuse_missing(source)
     record = pending.capture_table(
         {name: value for name, value in source.items() if isinstance(value, torch.Tensor)}, "gradient"
@@ -62,7 +67,7 @@ def _refuse_missing(table: GradientTable) -> None:
     for name, value in table.items():
         if not isinstance(value, torch.Tensor | QuantizedTensor):
             raise PendingGradientError(
-                "a name has no gradient", code="gradients.missing", where=f"gradient of {name}", found=type_name(value),
+                "a name has no gradient", code="gradients.missing", where=f"gradient of {name}", found=None if value is None else type_name(value),
                 hint="leave it out: absent is not zero",
             )  # fmt: skip
 
@@ -95,6 +100,11 @@ def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
     Collective:
         No.
     """
+    if not isinstance(record, GradientsRecord) or not isinstance(model, nn.Module):
+        raise InvalidRecord(
+            "not a gradients record and a module", code="gradients.record", where="restore_gradients",
+            expected="(GradientsRecord, torch.nn.Module)", found=(type(record).__name__, type(model).__name__),
+        )  # fmt: skip
     parameters = named_parameters(model)
     findings = [
         *pending.check_gradients(record, parameters),

@@ -156,9 +156,13 @@ def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
     admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
     refused = [finding for finding in findings if finding not in admitted]
     if refused:
-        raise MismatchError.of(
+        error = MismatchError.of(
             [_told_in_vain(finding) if finding.code in accept else finding for finding in refused]
         )
+        unknown = sorted(set(accept) - {finding.code for finding in findings})
+        if unknown:
+            error.add_note(f"accept: no difference has the code {', '.join(map(repr, unknown))}")
+        raise error
     return admitted
 
 

@@ -59,6 +59,7 @@ class PlainWindow(AccumulationWindow):
         Cost:
             One division per parameter; else as for `finish_sums`.
         """
+        self._sums.refuse_standing()  # first: a gradient that was never added may be why the window is empty
         if self._microbatches == 0:
             raise WindowError(
                 "an empty window has no mean", code="window.empty", where="accumulator",

@@ -40,6 +40,7 @@ class GradientSums:
             raise WindowError(
                 "sums are kept in float32 or float64", code="window.dtype", where="accumulator",
                 expected=WORK_DTYPES, found=dtype,
+                hint="the number of microbatches is given by name: `microbatches=4`" if isinstance(dtype, int) else None,
             )  # fmt: skip
         self.model = model
         self.dtype = dtype

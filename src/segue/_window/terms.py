@@ -6,20 +6,38 @@ import torch
 
 from segue._record.window import WindowState
 from segue._window.weights import is_representable, vanishes
-from segue.errors import WindowError
+from segue.errors import ContractMismatch, Finding, WindowError
 
 MAX_MICROBATCHES = 2**64 - 1
+_TERMS = {
+    "kind": "the accumulator is of another kind",
+    "dtype": "the accumulator keeps its sums in another dtype",
+    "loss_scale": "the accumulator has another loss scale",
+    "window_microbatches": "the accumulator has windows of another number of microbatches",
+}
 
 
 def refuse_other_terms(state: WindowState, own: WindowState) -> None:
-    """Raise `WindowError` if a recorded window differs in kind, dtype, loss scale or size."""
-    for field in ("kind", "dtype", "loss_scale", "window_microbatches"):
-        before, now = getattr(state, field), getattr(own, field)
-        if before != now:
-            raise WindowError(
-                f"the accumulator has another {field.replace('_', ' ')}", code=f"window.{field}", where="accumulator",
-                expected=before, found=now,
-            )  # fmt: skip
+    """Raise one `WindowError` for all in which a recorded window differs: kind, dtype, loss scale, size."""
+    findings = [
+        Finding(
+            ContractMismatch,
+            f"window.{field}",
+            what,
+            "accumulator",
+            getattr(state, field),
+            getattr(own, field),
+            "an open window keeps its terms: build the accumulator as it was, or change it between windows",
+        )
+        for field, what in _TERMS.items()
+        if getattr(state, field) != getattr(own, field)
+    ]
+    if findings:
+        first, *also = findings
+        raise WindowError(
+            first.what, code=first.code, where=first.where, expected=first.expected, found=first.found, hint=first.hint,
+            also=also,
+        )  # fmt: skip
 
 
 def refuse_contradictions(state: WindowState, dtype: torch.dtype) -> None:

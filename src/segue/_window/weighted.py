@@ -173,6 +173,7 @@ class WeightedWindow(AccumulationWindow):
         Cost:
             Up to two divisions per parameter; else as for `GradientAccumulator.finish_sums`.
         """
+        self._sums.refuse_standing()  # first: a gradient that was never added may be why the window is empty
         if self._total_weight <= 0:
             raise WindowError(
                 "a window without weight has no mean", code="window.empty", where="accumulator",

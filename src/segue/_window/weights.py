@@ -38,22 +38,38 @@ def checked_scale(value: float, dtype: torch.dtype) -> float:
     return scale
 
 
-def checked_weight(value: float, dtype: torch.dtype) -> float:
+def checked_weight(value: object, dtype: torch.dtype) -> float:
     """Return the weight of a microbatch.
 
     Raises:
         WindowError: If it is negative, not finite, or positive and zero in the dtype.
     """
+    if isinstance(value, str | bytes):
+        raise _no_weight(value)
     try:
-        weight = float(value)
+        weight = float(value.detach() if isinstance(value, torch.Tensor) else value)  # type: ignore[arg-type]
     except OverflowError:  # an int beyond double precision
         weight = math.inf
-    if not weight >= 0 or not is_representable(weight, dtype) or vanishes(weight, dtype):
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_weight(value) from error
+    if vanishes(weight, dtype):
+        raise WindowError(
+            "a weight is lost in the dtype of the sums", code="window.weight", where="accumulator",
+            expected=f"0, or positive in {dtype}", found=weight, hint="sum in float64, or weigh in larger units",
+        )  # fmt: skip
+    if not weight >= 0 or not is_representable(weight, dtype):
         raise WindowError(
             "a weight must be finite and not negative", code="window.weight", where="accumulator",
             expected=f"0, or positive and finite in {dtype}", found=weight,
         )  # fmt: skip
     return weight
+
+
+def _no_weight(value: object) -> WindowError:
+    return WindowError(
+        "a weight must be a number", code="window.weight", where="accumulator", expected="a number",
+        found=type(value).__name__,
+    )  # fmt: skip
 
 
 def checked_total(total: float, dtype: torch.dtype) -> float:

@@ -44,9 +44,14 @@ class AccumulationWindow(ABC):
         return made
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, microbatches: int | None) -> None:
+        if not isinstance(model, nn.Module):
+            raise WindowError(
+                "an accumulator is made over a module", code="window.model", where="accumulator",
+                expected="torch.nn.Module", found=type(model).__name__,
+            )  # fmt: skip
         if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
             raise WindowError(
-                "a window needs at least one microbatch", code="window.size", where="accumulator",
+                "the number of microbatches of a window must be a positive int", code="window.size", where="accumulator",
                 expected="a positive int, or None", found=microbatches,
             )  # fmt: skip
         self._sums = GradientSums(model, dtype)
