@@ -13,7 +13,7 @@ A run that is killed, preempted, or moved goes on as if nothing had happened: th
 Start with `Training` and `Checkpointer`.
 """
 
-from segue import errors, quant
+from segue import errors, optim, quant
 from segue._capture.component import Component
 from segue._capture.rng import RngStreams
 from segue._record.diff import Difference, RecordDiff
@@ -53,6 +53,7 @@ __all__ = [
     "diff",
     "errors",
     "load",
+    "optim",
     "quant",
     "restore_gradients",
     "save",
