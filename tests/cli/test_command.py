@@ -50,3 +50,12 @@ def test_a_text_that_is_too_short_is_refused_before_training(segue_command, tmp_
 def test_importing_segue_does_not_import_the_command_line():
     code = "import segue, sys; sys.exit(any(name in sys.modules for name in ('typer', 'rich', 'matplotlib')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_package_is_the_command_too(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "segue", "verify", str(tmp_path / "nothing")],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert "no such" in done.stdout + done.stderr
