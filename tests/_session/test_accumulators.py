@@ -20,7 +20,7 @@ from segue.errors import (
     UnsupportedState,
     WindowError,
 )
-from tests._window.models import Pair, bits
+from tests._window.models import Pair, bits, look
 
 KINDS = {
     "plain": (GradientAccumulator, lambda window: window.add()),
@@ -31,11 +31,6 @@ KINDS = {
 @pytest.fixture(params=KINDS, ids=str)
 def kind(request):
     return KINDS[request.param]
-
-
-def look(model, window):
-    sums = [(id(parameter), bits(total)) for parameter, total in window.sums()]
-    return window.window_state(), sums, [None if p.grad is None else bits(p.grad) for p in model.parameters()]
 
 
 def contents(window):

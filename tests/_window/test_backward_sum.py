@@ -8,7 +8,7 @@ from torch import nn
 
 from segue import WeightedAccumulator
 from segue.errors import WindowError
-from tests._window.models import Pair, bits
+from tests._window.models import Pair, look
 
 
 class Failing(torch.autograd.Function):
@@ -31,11 +31,6 @@ def loss_of(model, factor=1.0):
     return (model.a.sum() * factor).reshape(1)
 
 
-def everything(model, window):
-    sums = [(id(parameter), bits(total)) for parameter, total in window.sums()]
-    return window.window_state(), sums, [None if p.grad is None else bits(p.grad) for p in model.parameters()]
-
-
 def started(**options):
     model = Pair()
     window = WeightedAccumulator(model, **options)
@@ -56,11 +51,11 @@ def test_it_is_backward_and_add_sum():
 
 def test_behaviour_75_with_weight_zero_no_backward_runs():
     model, window = started()
-    state, sums, _ = everything(model, window)
+    state, sums, _ = look(model, window)
     done = window.backward_sum(Failing.apply(loss_of(model)), weight(0))
     assert not done.backward_ran
     assert (window.microbatches, window.total_weight) == (2, state.total_weight)
-    assert everything(model, window)[1] == sums
+    assert look(model, window)[1] == sums
     with pytest.raises(WindowError) as caught:
         _ = done.mean
     assert caught.value.code == "window.mean"
@@ -81,21 +76,21 @@ def test_behaviour_75_with_weight_zero_no_backward_runs():
 )
 def test_behaviour_75_loss_and_weight_are_floats_of_shape_1(name, tensor, found):
     model, window = started()
-    before = everything(model, window)
+    before = look(model, window)
     arguments = {"loss_sum": Failing.apply(loss_of(model)), "weight": weight(1), name: tensor}
     with pytest.raises(WindowError) as caught:
         window.backward_sum(**arguments)
     assert (caught.value.code, caught.value.where, caught.value.found) == ("window.loss", name, found)
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 def test_behaviour_75_loss_and_weight_are_on_one_device():
     model, window = started()
-    before = everything(model, window)
+    before = look(model, window)
     with pytest.raises(WindowError) as caught:
         window.backward_sum(loss_of(model), torch.ones(1, device="meta"))
     assert (caught.value.expected, caught.value.found) == (torch.device("cpu"), torch.device("meta"))
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 @pytest.mark.parametrize(
@@ -107,11 +102,11 @@ def test_behaviour_75_the_weight_is_read_and_refused_before_backward(value, code
     model = Pair()
     window = WeightedAccumulator(model)
     window.add_sum(3e38)
-    before = everything(model, window)
+    before = look(model, window)
     with pytest.raises(WindowError) as caught:
         window.backward_sum(Failing.apply(loss_of(model)), weight(value))
     assert caught.value.code == code
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 def test_behaviour_75_no_gradient_flows_to_the_weight():
@@ -130,10 +125,10 @@ def test_a_full_window_runs_no_backward():
 
 def test_values_that_cannot_be_read_run_no_backward():
     model, window = started()
-    before = everything(model, window)
+    before = look(model, window)
     with pytest.raises((NotImplementedError, RuntimeError)):
         window.backward_sum(torch.ones(1, device="meta"), torch.ones(1, device="meta"))
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 @pytest.mark.parametrize("handed_out", [True, False])
@@ -144,16 +139,16 @@ def test_a_gradient_that_stood_before_is_refused_before_backward(handed_out, val
         window.finish_mean()
     else:
         model.give(b=4)
-    before = everything(model, window)
+    before = look(model, window)
     with pytest.raises(WindowError) as caught:
         window.backward_sum(Failing.apply(loss_of(model)), weight(value))
     assert caught.value.code == ("window.not_consumed" if handed_out else "window.not_added")
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 def test_a_backward_that_raises_leaves_no_gradient_that_it_had_written():
     model, window = started()
-    before = everything(model, window)
+    before = look(model, window)
     written = []
     model.b.register_post_accumulate_grad_hook(lambda parameter: written.append(parameter.grad))
     # What is computed last is differentiated first: b's gradient is there when a's backward breaks.
@@ -161,7 +156,7 @@ def test_a_backward_that_raises_leaves_no_gradient_that_it_had_written():
     with pytest.raises(ArithmeticError, match="backward broke"):
         window.backward_sum(loss, weight(1))
     assert [gradient.tolist() for gradient in written] == [[2, 2]]
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 def test_gradients_that_cannot_be_summed_leave_no_trace_either():
@@ -169,7 +164,7 @@ def test_gradients_that_cannot_be_summed_leave_no_trace_either():
         pass
 
     model, window = started()
-    before = everything(model, window)
+    before = look(model, window)
 
     def mark(parameter):
         parameter.grad = torch.ones(2).as_subclass(Marked)
@@ -178,15 +173,15 @@ def test_gradients_that_cannot_be_summed_leave_no_trace_either():
     with pytest.raises(WindowError) as caught:
         window.backward_sum(loss_of(model) + model.b.sum(), weight(1))
     assert caught.value.code == "window.gradient"
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 def test_a_loss_without_a_graph_is_torchs_to_refuse():
     model, window = started()
-    before = everything(model, window)
+    before = look(model, window)
     with pytest.raises(RuntimeError, match="does not require grad"):
         window.backward_sum(torch.ones(1), weight(1))
-    assert everything(model, window) == before
+    assert look(model, window) == before
 
 
 def test_behaviour_68_a_gradient_for_a_tensor_of_no_model_is_refused_before_backward():
@@ -196,11 +191,11 @@ def test_behaviour_68_a_gradient_for_a_tensor_of_no_model_is_refused_before_back
         Failing.apply(loss_of(model)) + (centers * model.b).sum(),
         nn.Parameter(torch.ones(1)),
     ):
-        before = everything(model, window)
+        before = look(model, window)
         with pytest.raises(WindowError) as caught:
             window.backward_sum(loss, weight(1))
         assert caught.value.code == "window.unknown"
-        assert everything(model, window) == before
+        assert look(model, window) == before
         assert centers.grad is None
 
 

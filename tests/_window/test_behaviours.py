@@ -12,13 +12,7 @@ from segue._record.gradients import GradientsRecord
 from segue._record.window import WindowRecord
 from segue._window.window import MAX_MICROBATCHES
 from segue.errors import InvalidRecord, MismatchError, WindowError
-from tests._window.models import Pair, bits
-
-
-def look(model, window):
-    """Everything that a refusal must leave: counters, sums and gradients, in bits."""
-    sums = [(id(parameter), str(total.dtype), bits(total)) for parameter, total in window.sums()]
-    return window.window_state(), sums, [None if p.grad is None else bits(p.grad) for p in model.parameters()]
+from tests._window.models import Pair, look
 
 
 def give_all(model, window, values):

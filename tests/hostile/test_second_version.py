@@ -1,7 +1,5 @@
 """Checkpoints that lie about what version 2 of the format added."""
 
-import shutil
-
 import pytest
 
 from segue._store.archive import write_checkpoint
@@ -21,12 +19,6 @@ def honest(tmp_path_factory):
     path = tmp_path_factory.mktemp("honest") / "checkpoint"
     write_checkpoint(second_version(1), path)
     return path
-
-
-@pytest.fixture
-def checkpoint(honest, tmp_path):
-    shutil.copytree(honest, tmp_path / "checkpoint")
-    return tmp_path / "checkpoint"
 
 
 def at(sections, path):

@@ -22,6 +22,7 @@ from segue._record.tensors import (
     MemoryBytes,
     bit_view,
     host_bytes,
+    overlaps_itself,
 )
 from segue._record.tree import plain_array_dtype
 from segue.errors import UnsupportedState
@@ -198,30 +199,13 @@ def _refuse_unless_plain(tensor: torch.Tensor, where: str) -> None:
         raise _unsupported("this dtype is not supported yet", where, str(tensor.dtype))
     if tensor.device.type == "meta":
         raise _unsupported("a meta tensor has no values", where, "meta")
-    if _overlaps_itself(tensor):
+    if overlaps_itself(tuple(tensor.shape), tensor.stride()):
         found = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
         raise _unsupported("a tensor whose elements share memory can't be restored", where, found)
 
 
 def _unsupported(what: str, where: str, found: str) -> UnsupportedState:
     return UnsupportedState(what, where=where, found=found)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether two elements share memory, expanded dimensions (stride 0) aside."""
-    if tensor.numel() == 0:
-        return False
-    dims = sorted(
-        (stride, size)
-        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        if size > 1 and stride != 0
-    )
-    reach = 0
-    for stride, size in dims:
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def capture_array(array: np.ndarray[Any, Any], where: str) -> CapturedArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -39,3 +39,16 @@ class ObjectWrite:
 
 
 Write = TensorWrite | ObjectWrite
+
+
+def scratch_for(writes: Iterable[Write]) -> torch.Tensor:
+    """Allocate the memory that the largest of these writes reads through."""
+    needed = max((write.scratch_bytes for write in writes), default=0)
+    return torch.empty(needed, dtype=torch.uint8, device="cpu")
+
+
+def run_all(writes: list[Write]) -> None:
+    """Run planned writes, over one scratch memory."""
+    scratch = scratch_for(writes)
+    for write in writes:
+        write.run(scratch)

@@ -103,8 +103,7 @@ def from_raw(
     What was stored in a wider dtype is exact if every value is one of its own dtype; what was stored in a narrower
     one was something else before, which nobody can tell.
     """
-    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    stored = CapturedTensor(stored_dtype, shape, contiguous_strides(shape), "cpu", MemoryBytes(flat))
+    stored = CapturedTensor(stored_dtype, shape, contiguous_strides(shape), "cpu", MemoryBytes.copy_of(data))
     if dtype is stored_dtype:
         return stored
     widens = torch.promote_types(dtype, stored_dtype) is stored_dtype

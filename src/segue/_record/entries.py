@@ -13,14 +13,16 @@ import torch
 
 from segue._record.composite import FLOATS, Composite
 from segue._record.conversion import from_raw
-from segue._record.quantized import QuantizedTensor, QuantScheme, check_quantized, num_elements
+from segue._record.quantized import (
+    MAX_BYTES,
+    MAX_COUNT,
+    QuantizedTensor,
+    QuantScheme,
+    check_quantized,
+    num_elements,
+)
 from segue._record.tensors import CapturedTensor, MemoryBytes
 from segue.errors import InvalidRecord
-
-MAX_COUNT = 2**64 - 1
-"""Counts of elements and bytes beyond it are refused, as where they are machine words."""
-MAX_BYTES = 2**63 - 1
-"""No tensor of more bytes can be addressed."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,7 @@ def _too_many(what: str, code: str, where: str, limit: int, found: int) -> Inval
 def gradient_of(entry: GradientEntry) -> CapturedTensor | Composite:
     """Make the captured value of an entry that was checked; its bytes are copied."""
     if isinstance(entry.stored, QuantScheme):
-        flat = (
-            torch.frombuffer(bytearray(entry.data), dtype=torch.uint8)
-            if entry.data
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        data = CapturedTensor(torch.uint8, (len(entry.data),), (1,), "cpu", MemoryBytes(flat))
+        data = CapturedTensor(torch.uint8, (len(entry.data),), (1,), "cpu", MemoryBytes.copy_of(entry.data))
         # Not by the constructor, which would warn of a long block once more.
         return QuantizedTensor.from_parts({**entry.stored.description, "shape": entry.shape}, {"data": data})
     assert isinstance(entry.dtype, torch.dtype)

@@ -170,6 +170,15 @@ class GradientsRecord:
             if isinstance(tensor, ConvertedTensor) and not tensor.exact
         )
 
+    def verify(self) -> None:
+        """Read all bytes once and compare them with their checksums.
+
+        Raises:
+            StoreError: If anything does not match.
+        """
+        for blob in blobs(dict(self.tensors)):
+            blob.source.verify()
+
     def to_tensors(self, device: str | torch.device = "cpu") -> dict[str, torch.Tensor | QuantizedTensor]:
         """Make live tensors of all gradients, on one device, each in its own dtype.
 
@@ -183,8 +192,7 @@ class GradientsRecord:
         Guarantees:
             All bytes are verified before the first tensor is made.
         """
-        for blob in blobs(dict(self.tensors)):
-            blob.source.verify()
+        self.verify()
         live = {name: host_tensor(tensor) for name, tensor in self.tensors.items()}
         return {
             name: value.to(device) if isinstance(value, torch.Tensor) else value

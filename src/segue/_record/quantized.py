@@ -19,9 +19,9 @@ from segue._record.composite import Composite, fields_of, invalid, is_shape
 from segue._record.tensors import CapturedTensor, MemoryBytes
 from segue.errors import InvalidRecord, SegueWarning
 
-_MAX_COUNT = 2**64 - 1
+MAX_COUNT = 2**64 - 1
 """The largest count: `usize::MAX` of the seeds."""
-_MAX_ALLOCATION = 2**63 - 1
+MAX_BYTES = 2**63 - 1
 """The largest number of bytes in one allocation: `isize::MAX` of the seeds."""
 _MAX_BLOCK_RANK = 5
 _MAX_BLOCK_SIZE = 255
@@ -204,7 +204,7 @@ def _product(sizes: Iterable[int]) -> int | None:
     product = 1
     for size in sizes:
         product *= size
-        if product > _MAX_COUNT:
+        if product > MAX_COUNT:
             return None
     return product
 
@@ -286,9 +286,9 @@ def byte_counts(scheme: QuantScheme, shape: tuple[int, ...], where: str | None =
     counts = ByteCounts(
         value_bytes, num_scales, num_scales * scheme.scale.num_bytes, scheme.scale is QuantScale.F32
     )
-    if counts.required_bytes > _MAX_COUNT:
+    if counts.required_bytes > MAX_COUNT:
         raise _overflow("total_overflow", "the bytes of values and scales overflow", where, shape)
-    if counts.required_bytes > _MAX_ALLOCATION:
+    if counts.required_bytes > MAX_BYTES:
         raise _refusal(
             "too_large", "values and scales are too large to be addressed", where,
             "at most 2**63 - 1 bytes", counts.required_bytes,
@@ -302,7 +302,7 @@ def _value_bytes(scheme: QuantScheme, shape: tuple[int, ...], where: str | None)
     num_units = _product(packed_shape(scheme, shape, where))
     if num_units is None:
         raise _overflow("count_overflow", "the number of packed values overflows", where, shape)
-    if num_units * scheme.unit_bytes > _MAX_COUNT:
+    if num_units * scheme.unit_bytes > MAX_COUNT:
         raise _overflow("bytes_overflow", "the bytes of packed values overflow", where, shape)
     return num_units * scheme.unit_bytes
 

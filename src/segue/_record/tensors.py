@@ -57,6 +57,14 @@ class MemoryBytes:
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
 
+    @classmethod
+    def copy_of(cls, data: bytes) -> MemoryBytes:
+        """Own a copy of bytes that somebody else holds."""
+        # `frombuffer` refuses an empty buffer (torch 2.13).
+        return cls(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else host_bytes(torch.empty(0))
+        )
+
     @property
     def num_bytes(self) -> int:
         return self._data.numel()
@@ -112,6 +120,19 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether two elements of a layout share memory, expanded dimensions (stride 0) aside."""
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride != 0:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 @dataclass(frozen=True, eq=False)

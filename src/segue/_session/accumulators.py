@@ -10,9 +10,8 @@ from torch import nn
 from segue._capture.boundary import refuse_inside_backward
 from segue._capture.gradients import capture_window, check_trainable, check_window, plan_window
 from segue._capture.naming import named_parameters
-from segue._record.composite import blobs
+from segue._capture.writes import run_all
 from segue._record.window import WindowRecord
-from segue._session.gradients import run_all
 from segue._window.plain import PlainWindow
 from segue._window.weighted import WeightedWindow
 from segue._window.window import AccumulationWindow
@@ -77,8 +76,7 @@ class Accumulator(AccumulationWindow):
                 found=type(record).__name__, hint="of a `TrainingRecord`, take `record.window`",
             )  # fmt: skip
         self.check_window(record.state)
-        for blob in blobs(dict(record.sums.tensors)):
-            blob.source.verify()
+        record.sums.verify()
         parameters = named_parameters(self.model)
         findings = [
             *check_window(record, self, parameters),

@@ -11,8 +11,7 @@ from segue._capture import gradients as pending
 from segue._capture.boundary import refuse_inside_backward
 from segue._capture.naming import named_parameters
 from segue._capture.staging import type_name
-from segue._capture.writes import Write
-from segue._record.composite import blobs
+from segue._capture.writes import run_all
 from segue._record.gradients import GradientsRecord
 from segue._record.quantized import QuantizedTensor
 from segue.errors import InvalidRecord, MismatchError, PendingGradientError, UnsupportedState
@@ -112,16 +111,7 @@ def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
     ]
     if findings:
         raise MismatchError.of(findings)
-    for blob in blobs(dict(record.tensors)):
-        blob.source.verify()
+    record.verify()
     # Gradients that are allocated in inference mode could never be added to outside of it (torch 2.13).
     with torch.inference_mode(False):
         run_all(pending.plan_gradients(record, parameters))
-
-
-def run_all(writes: list[Write]) -> None:
-    """Run planned writes, over one scratch memory."""
-    needed = max((write.scratch_bytes for write in writes), default=0)
-    scratch = torch.empty(needed, dtype=torch.uint8, device="cpu")
-    for write in writes:
-        write.run(scratch)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, check_component
 from segue._capture.environment import check_environment
@@ -20,7 +18,7 @@ from segue._capture.module import check_module, plan_module
 from segue._capture.optimizer import check_optimizer, plan_optimizer
 from segue._capture.scheduler import check_scheduler, plan_scheduler
 from segue._capture.staging import type_name
-from segue._capture.writes import ObjectWrite, Write
+from segue._capture.writes import ObjectWrite, Write, scratch_for
 from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
 from segue._session.live import LiveTraining, parameter_names
 from segue.errors import (
@@ -190,9 +188,7 @@ class RestorePlan:
         self.has_written = False
         self._accepted = accepted
         self._writes = list(self._plan(clock))
-        self._scratch = torch.empty(
-            max((write.scratch_bytes for write in self._writes), default=0), dtype=torch.uint8, device="cpu"
-        )
+        self._scratch = scratch_for(self._writes)
 
     def _plan(self, clock: ScheduleClock) -> Iterator[Write]:
         record, live, accepted = self._record, self._live, self._accepted

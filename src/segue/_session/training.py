@@ -219,10 +219,13 @@ class Training:
 
     def _refuse_other_windows(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Raise for a window in use over this training's parameters that nobody handed in: its sums would be lost."""
-        registered = {id(parameter) for parameter in parameters.values()}
         window = self._live.accumulator
+        others = [other for other in windows_used_since(self._bound_at) if other is not window]
+        if not others:
+            return
+        registered = {id(parameter) for parameter in parameters.values()}
         kept = set() if window is None else {id(total) for _, total in window.sums()}
-        for other in windows_used_since(self._bound_at):
+        for other in others:
             if any(id(own) in registered and id(total) not in kept for own, total in other.sums()):
                 raise UnsupportedState(
                     "an accumulator that is not registered has an open window; its sums would be lost",

@@ -20,7 +20,6 @@ _CHECKPOINT = re.compile(r"ckpt-([0-9]{9}|[1-9][0-9]{9,17})")
 _LITTER = re.compile(r"\.(?:tmp|trash)-[a-z0-9.]{1,120}")
 # A client of a network filesystem keeps a file that was removed while open under such a name. Nobody reads it.
 _SILLY_RENAME = re.compile(r"\.nfs[0-9a-f]+")
-_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _ATTEMPT = re.compile(r"[a-z0-9]{1,32}")
 
 
@@ -58,11 +57,6 @@ def is_litter(name: str) -> bool:
 def is_ignored(name: str) -> bool:
     """Tell whether a name inside a checkpoint belongs to the filesystem itself."""
     return _SILLY_RENAME.fullmatch(name) is not None
-
-
-def is_file_name(name: str) -> bool:
-    """Tell whether a name is safe as a file of a checkpoint: no path, no case twins, no look-alikes."""
-    return _FILE_NAME.fullmatch(name) is not None
 
 
 def is_attempt(attempt: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from segue._record.tensors import DTYPES
+from segue._record.tensors import DTYPES, overlaps_itself
 from segue._store import layout, strict_json
 from segue._store.checksum import num_blocks
 from segue.errors import ABSENT, CorruptCheckpoint, InvalidRecord, UnsupportedFormat
@@ -350,24 +350,12 @@ def layout_problem(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: i
         return "the shape overflows"
     if 0 in shape:
         return None
-    if _overlaps_itself(shape, strides):
+    if overlaps_itself(shape, strides):
         return "elements share memory"
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if extent * itemsize > max(_ALWAYS_ALLOWED_EXTENT_BYTES, _MAX_SPREAD * math.prod(shape) * itemsize):
         return "the strides spread it over far more memory than it fills"
     return None
-
-
-def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Tell whether two elements share memory, expanded dimensions (stride 0) aside: they would not come back."""
-    reach = 0
-    for stride, size in sorted(
-        (stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1 and stride
-    ):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def check_writable(

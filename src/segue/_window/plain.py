@@ -59,8 +59,8 @@ class PlainWindow(AccumulationWindow):
         Cost:
             One division per parameter; else as for `finish_sums`.
         """
-        self._sums.refuse_standing()  # first: a gradient that was never added may be why the window is empty
         if self._microbatches == 0:
+            self._sums.refuse_standing()  # one that was never added may be why the window is empty
             raise WindowError(
                 "an empty window has no mean", code="window.empty", where="accumulator",
                 expected="at least one microbatch", found=0,

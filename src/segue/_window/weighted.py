@@ -173,8 +173,8 @@ class WeightedWindow(AccumulationWindow):
         Cost:
             Up to two divisions per parameter; else as for `GradientAccumulator.finish_sums`.
         """
-        self._sums.refuse_standing()  # first: a gradient that was never added may be why the window is empty
         if self._total_weight <= 0:
+            self._sums.refuse_standing()  # one that was never added may be why the window is empty
             raise WindowError(
                 "a window without weight has no mean", code="window.empty", where="accumulator",
                 expected="a positive total weight", found=f"{self._microbatches} microbatches of total weight 0",
