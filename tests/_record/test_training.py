@@ -6,14 +6,18 @@ import torch
 from segue._record.composite import blobs
 from segue._record.diff import diff
 from segue._record.tensors import CapturedTensor
-from segue._record.training import SECTIONS, TrainingRecord
+from segue._record.training import OPTIONAL_SECTIONS, SECTIONS, TrainingRecord
 from segue._record.tree import same
 from segue.errors import InvalidRecord
 from tests._store.records import MANY_KINDS, record
 
 
-def test_every_field_is_a_section():
-    assert tuple(record().sections()) == SECTIONS
+def test_every_field_that_is_used_is_a_section():
+    assert tuple(record().sections()) == tuple(name for name in SECTIONS if name not in OPTIONAL_SECTIONS)
+    used = record(model_state=1, groups=2, precision="half").sections()
+    assert {name: used[name] for name in ("model_state", "groups", "precision")} == {
+        "model_state": 1, "groups": 2, "precision": "half",
+    }  # fmt: skip
 
 
 def test_a_missing_or_unknown_section_is_refused():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from segue._store.manifest import layout_problem
+from segue._store.manifest import VERSION, layout_problem
 from segue.errors import CorruptCheckpoint, StoreError, UnsupportedFormat
 from tests.hostile.lies import lie, lie_in_bytes, lie_in_state, manifest, refused
 
@@ -159,14 +159,14 @@ def test_a_tensor_that_is_named_twice_is_refused(checkpoint):
 
 
 def test_a_newer_version_is_told_as_such(checkpoint):
-    lie(checkpoint, lambda document: document.update(version=3, something_new=1))
-    refused(checkpoint, UnsupportedFormat, match=r"newer segue \(format 3\)")
+    lie(checkpoint, lambda document: document.update(version=VERSION + 1, something_new=1))
+    refused(checkpoint, UnsupportedFormat, match=rf"newer segue \(format {VERSION + 1}\)")
 
 
 def test_a_newer_version_with_other_files_is_told_as_such(checkpoint):
-    lie(checkpoint, lambda document: document.update(version=3))
+    lie(checkpoint, lambda document: document.update(version=VERSION + 1))
     (checkpoint / "model-00000-of-00002.safetensors").write_bytes(b"")
-    refused(checkpoint, UnsupportedFormat, match=r"newer segue \(format 3\)")
+    refused(checkpoint, UnsupportedFormat, match=rf"newer segue \(format {VERSION + 1}\)")
 
 
 TEXTS = {

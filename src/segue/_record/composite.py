@@ -294,6 +294,10 @@ class CapturedSubclass(Composite):
         return rebuild(self, {name: part.to_host() for name, part in self.tensors.items()})
 
 
+Registered = CapturedTensor | CapturedSubclass | ConvertedTensor
+"""What a parameter, a buffer or a slot of optimizer state is captured as, where it is a tensor that can be filled."""
+
+
 def blobs(tree: Any) -> Iterator[Blob]:
     """Yield every plain tensor and array in a tree, in order; of a composite, its parts."""
     if isinstance(tree, CapturedTensor | CapturedArray):

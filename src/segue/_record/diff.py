@@ -68,7 +68,7 @@ def diff(left: TrainingRecord, right: TrainingRecord) -> RecordDiff:
         StoreError: If a loaded record's bytes do not match their checksums.
     """
     lefts, rights = left.sections(), right.sections()
-    found = [item for name in STATE_SECTIONS for item in _section(name, lefts[name], rights[name])]
+    found = [item for name in STATE_SECTIONS for item in _section(name, lefts.get(name), rights.get(name))]
     return RecordDiff(tuple(found))
 
 

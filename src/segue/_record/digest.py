@@ -19,6 +19,7 @@ from segue._record.tree import Path, encode
 # What a training *is*. Its environment, lineage and the caller's step count are about it.
 STATE_SECTIONS = (
     "model", "optimizers", "schedulers", "gradients", "window", "components", "streams", "caller_state",
+    "model_state", "groups",
 )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def tree_digest(tree: Any) -> str:
 def digests(record: TrainingRecord) -> dict[str, str]:
     """Digest each section that is state."""
     sections: Mapping[str, Any] = record.sections()
-    return {name: tree_digest(sections[name]) for name in STATE_SECTIONS}
+    return {name: tree_digest(sections[name]) for name in STATE_SECTIONS if name in sections}
 
 
 def total(section_digests: Mapping[str, str]) -> str:

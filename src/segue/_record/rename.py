@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from segue._record.base import BaseRecord
 from segue._record.contract import Sharing, TrainableContract, without_common_end
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
@@ -100,7 +101,17 @@ def _module(record: ModuleRecord, names: Mapping[str, str], table: Mapping[str, 
             tuple(table[name] for name in contract.order),
             dict(sorted((table[name], spec) for name, spec in contract.bound.items())),
         ),
+        _base(record.base, table),
+        None
+        if record.configuration is None
+        else {_new_name(path, names): item for path, item in record.configuration.items()},
     )
+
+
+def _base(base: BaseRecord | None, table: Mapping[str, str]) -> BaseRecord | None:
+    if base is None:
+        return None
+    return replace(base, omitted=dict(sorted((table[name], digest) for name, digest in base.omitted.items())))
 
 
 def _members(sharing: Sharing, names: Mapping[str, str]) -> dict[str, int]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from segue._record.composite import CapturedSubclass
+from segue._record.base import BaseRecord
+from segue._record.composite import CapturedSubclass, ConvertedTensor
 from segue._record.contract import TensorSpec, TrainableContract
 from segue._record.parts import parts_of
 from segue._record.structure import added
@@ -16,21 +17,31 @@ from segue.errors import InvalidRecord
 
 @dataclass(frozen=True)
 class ModuleRecord:
-    """A module's parameters, all of its buffers and its modes."""
+    """A module's parameters, all of its buffers and its modes; or, beside a named base, what isn't in that."""
 
-    tensors: Mapping[str, CapturedTensor | CapturedSubclass | None]
+    tensors: Mapping[str, CapturedTensor | CapturedSubclass | ConvertedTensor | None]
     """By canonical name, one per alias group; `None` for a registered buffer that is `None`."""
     training: Mapping[str, bool]
     """The `training` flag of each submodule by name; the module itself is `""`."""
     contract: TrainableContract
+    """Of all tensors of the module, omitted ones too."""
+    base: BaseRecord | None = added(since=3)
+    """What is left out, and what it is; `None` where nothing is."""
+    configuration: Any = added(since=3)
+    """What adapters compute with besides tensors (scale, dropout, which is active), a dictionary of trees by submodule;
+    compared at restore. `None` where nothing is left out and there is no adapter."""
 
     def __post_init__(self) -> None:
         """Refuse a record whose tensors aren't what its contract says: restore trusts the contract it has checked."""
-        if self.tensors.keys() != self.contract.tensors.keys():
-            odd = sorted(self.tensors.keys() ^ self.contract.tensors.keys())
+        omitted = self.base.omitted if self.base is not None else {}
+        odd = (self.tensors.keys() ^ self.contract.tensors.keys()) ^ omitted.keys()
+        if odd or self.tensors.keys() & omitted.keys():
+            odd = odd or self.tensors.keys() & omitted.keys()
             raise InvalidRecord(
-                "tensors and contract have other names", code="record.contract", found=odd[:5]
+                "tensors and contract have other names", code="record.contract", found=sorted(odd)[:5]
             )
+        if self.configuration is not None:
+            _refuse_no_dictionary("configuration of a module", self.configuration)
         for name, tensor in self.tensors.items():
             expected, found = _layout_of_spec(self.contract.tensors[name]), _layout_of_tensor(tensor)
             if expected != found:
@@ -44,9 +55,13 @@ def _layout_of_spec(spec: TensorSpec | None) -> tuple[object, ...] | None:
     return None if spec is None else (spec.dtype, spec.shape, spec.strides, spec.device, spec.parts)
 
 
-def _layout_of_tensor(tensor: CapturedTensor | CapturedSubclass | None) -> tuple[object, ...] | None:
+def _layout_of_tensor(
+    tensor: CapturedTensor | CapturedSubclass | ConvertedTensor | None,
+) -> tuple[object, ...] | None:
     if tensor is None:
         return None
+    if isinstance(tensor, ConvertedTensor):
+        return DTYPE_NAMES.get(tensor.dtype), tensor.shape, tensor.stored.strides, tensor.device, None
     return DTYPE_NAMES.get(tensor.dtype), tensor.shape, tensor.strides, tensor.device, parts_of(tensor)
 
 

@@ -13,6 +13,7 @@ from segue._record.composite import Composite, blobs
 from segue._record.contract import TensorSpec
 from segue._record.gradients import GradientsRecord
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
+from segue._record.structure import added
 from segue._record.tensors import CapturedTensor
 from segue._record.window import WindowRecord
 
@@ -49,6 +50,7 @@ class TrainingRecord:
     environment: Mapping[str, Any]
     """What changes floating-point results: versions, threads, flags."""
     kind: str = "full"
+    """`full`, `model_state` where part of the model is left out or is the caller's, `groups` where the optimizers are."""
     step: int | None = None
     """Optimizer steps, as told by the caller."""
     microbatch: int | None = None
@@ -57,6 +59,12 @@ class TrainingRecord:
     lineage: tuple[Any, ...] = ()
     """What was accepted at earlier resumes of this run, oldest first."""
     version: int = RECORD_VERSION
+    model_state: Any = added(since=3)
+    """What the caller, or an object of the caller's, captured of the model, as it was given; `None` where segue did."""
+    groups: Any = added(since=3)
+    """Optimizer records that the caller made, as they were given."""
+    precision: str = added(since=3, default="native")
+    """What floating-point tensors were stored in, where not each in its own dtype."""
 
     @property
     def state(self) -> Any:
@@ -99,6 +107,10 @@ class TrainingRecord:
 
 
 SECTIONS = tuple(item.name for item in fields(TrainingRecord))
+OPTIONAL_SECTIONS = frozenset(
+    item.name for item in fields(TrainingRecord) if _structure.SINCE in item.metadata
+)
+"""The fields that a record has no section for where they are not used."""
 
 
 def _placed(value: Any, device: str) -> Any:

@@ -14,14 +14,14 @@ from typing import Any
 from segue._record.contract import TensorSpec
 from segue._record.structure import needed_version
 from segue._record.tensors import DTYPE_NAMES, DTYPES, Blob, ByteSource, CapturedTensor
-from segue._record.training import SECTIONS, TrainingRecord
+from segue._record.training import OPTIONAL_SECTIONS, SECTIONS, TrainingRecord
 from segue._record.tree import Path, blob_name, decode, encode
 from segue._store import layout, strict_json
 from segue._store.codec import Placed, file_order, write_header
 from segue._store.manifest import MAX_TENSOR_NAME_BYTES, MAX_WORLD_SIZE, Manifest, TensorEntry, check_writable
 from segue.errors import CorruptCheckpoint, InvalidRecord
 
-STATE_SECTIONS = ("caller_state", "components")
+STATE_SECTIONS = ("caller_state", "components", "model_state", "groups")
 """The sections of any size, which have a file of their own."""
 PLAIN_SECTIONS = ("kind", "step", "microbatch", "topology")
 """The sections that stand as plain JSON at the top of the manifest."""
@@ -90,9 +90,12 @@ def lay_out(record: TrainingRecord) -> Contents:
     _check_counts(record)
     sorter = _Sorter(record.model.contract.tensors)
     trees = {
-        name: encode(sections[name], sorter.place, (name,)) for name in SECTIONS if name not in PLAIN_SECTIONS
+        name: encode(tree, sorter.place, (name,))
+        for name, tree in sections.items()
+        if name not in PLAIN_SECTIONS
     }
-    state = strict_json.dump({name: trees.pop(name) for name in STATE_SECTIONS}).encode("utf-8")
+    in_state = {name: trees.pop(name) for name in STATE_SECTIONS if name in trees}
+    state = strict_json.dump(in_state).encode("utf-8")
     if len(state) > MAX_STATE_BYTES:
         raise InvalidRecord(
             "caller state and components are too large", code="record.size", expected=MAX_STATE_BYTES
@@ -227,7 +230,8 @@ def _check_version_holds(record: TrainingRecord, version: int, path: str) -> Non
 
 
 def _check_keys(trees: Any, expected: tuple[str, ...], path: str) -> None:
-    if type(trees) is not dict or trees.keys() != set(expected):
+    needed = set(expected) - OPTIONAL_SECTIONS
+    if type(trees) is not dict or not needed <= trees.keys() <= set(expected):
         found = sorted(trees) if type(trees) is dict else trees
         raise CorruptCheckpoint("unknown or missing sections", where=path, expected=expected, found=found)
 

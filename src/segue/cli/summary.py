@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from segue._record.composite import CapturedSubclass, blobs
+from segue._record.composite import blobs
 from segue._record.contract import TensorSpec
 from segue._record.digest import STATE_SECTIONS
 from segue._record.sections import GroupRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
@@ -46,7 +46,7 @@ def summarize(record: TrainingRecord) -> dict[str, Any]:
 
 def _sections(record: TrainingRecord) -> dict[str, dict[str, int]]:
     trees = record.sections()
-    return {name: _tensors(blobs(trees[name])) for name in STATE_SECTIONS}
+    return {name: _tensors(blobs(trees[name])) for name in STATE_SECTIONS if name in trees}
 
 
 def _tensors(found: Iterable[Any]) -> dict[str, int]:
@@ -76,7 +76,7 @@ def _dtype(spec: TensorSpec) -> str:
     return spec.dtype if spec.parts is None else f"{spec.parts.short_name} of {spec.dtype}"
 
 
-def _elements(tensors: Mapping[str, CapturedTensor | CapturedSubclass | None], names: Iterable[str]) -> int:
+def _elements(tensors: Mapping[str, Any], names: Iterable[str]) -> int:
     return sum(math.prod(tensor.shape) for name in names if (tensor := tensors.get(name)) is not None)
 
 
