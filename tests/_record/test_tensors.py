@@ -206,3 +206,8 @@ def test_bytes_beyond_the_shape_are_never_written():
 def test_a_device_that_is_none_is_told():
     with pytest.raises(InvalidRecord, match="no such device"):
         empty_like_captured(tensor(), "nowhere:1")
+
+
+def test_a_single_element_with_a_stride_is_viewed_as_its_bytes():
+    element = torch.arange(60, dtype=torch.float32).as_strided((1, 1), (30, 7), 5)
+    assert bytes(host_bytes(element).tolist()) == element.clone().numpy().tobytes()

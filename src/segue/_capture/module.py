@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from segue._capture.adapters import configuration_of
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
 from segue._capture.staging import (
@@ -27,9 +28,11 @@ from segue._capture.staging import (
 from segue._capture.subclass import is_admitted_subclass
 from segue._capture.targets import empty_like, fill_writes
 from segue._capture.writes import ObjectWrite, Write
+from segue._record.base import BaseRecord
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.sections import ModuleRecord
-from segue.errors import ContractMismatch, DeviceMismatch, Finding, UnsupportedState
+from segue._record.tree import same
+from segue.errors import ABSENT, ContractMismatch, DeviceMismatch, Finding, UnsupportedState
 
 _first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]] = weakref.WeakKeyDictionary()
 
@@ -49,22 +52,30 @@ def _has_spec(tensor: torch.Tensor | None) -> bool:
     return tensor is None or (tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor))
 
 
-def capture_module(module: nn.Module, scope: str) -> ModuleRecord:
+def capture_module(module: nn.Module, scope: str, base: BaseRecord | None = None) -> ModuleRecord:
     """Copy a module's tensors and modes.
+
+    Args:
+        module: The module.
+        scope: What it is, for messages.
+        base: What to leave out; nothing of it is read.
 
     Raises:
         UnsupportedState: If a tensor, or a module with state of its own making, can't be kept.
 
     Cost:
-        One copy of every distinct parameter and buffer.
+        One copy of every distinct parameter and buffer that isn't left out.
     """
     tensors = named_tensors(module, scope)
     contract = contract_of(module, scope, tensors)
+    omitted = base.omitted if base is not None else {}
     captured = {
         name: None if item.tensor is None else capture_registered(item.tensor, f"{scope} {name}")
         for name, item in sorted(tensors.items())
+        if name not in omitted
     }
-    return ModuleRecord(captured, dict(_modes(module, scope)), contract)
+    configuration = configuration_of(module, scope, everywhere=base is not None)
+    return ModuleRecord(captured, dict(modes_of(module, scope)), contract, base, configuration)
 
 
 def contract_of(
@@ -235,7 +246,8 @@ def _tied_subclass(item: NamedTensor) -> Sharing | None:
     return Sharing(dict.fromkeys(item.aliases, 0), tied=True)
 
 
-def _modes(module: nn.Module, scope: str) -> Iterator[tuple[str, bool]]:
+def modes_of(module: nn.Module, scope: str) -> Iterator[tuple[str, bool]]:
+    """Yield the `training` flag of each submodule by path."""
     for path, child in walk(module, scope):
         yield path, bool(child.training)
 
@@ -245,7 +257,7 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
     found = contract_of(module, scope)
     yield from _device_findings(record.contract, found, scope)
     yield from record.contract.differences(found, scope)
-    modes = dict(_modes(module, scope))
+    modes = dict(modes_of(module, scope))
     for path in sorted(record.training.keys() ^ modes.keys()):
         side = ("present", "absent") if path in record.training else ("absent", "present")
         yield Finding(
@@ -255,6 +267,39 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
             f"{scope} {path}",
             *side,
         )
+    yield from _configuration_findings(record, module, scope)
+
+
+def _configuration_findings(record: ModuleRecord, module: nn.Module, scope: str) -> Iterator[Finding]:
+    """Yield what adapters would compute otherwise, numbers compared bit for bit; once for all layers where it differs."""
+    if record.configuration is None:
+        return
+    live = configuration_of(module, scope, everywhere=record.base is not None) or {}
+    for name, places in sorted(_other_settings(record.configuration, live).items()):
+        path, before, now = places[0]
+        where = f"{scope} {path}" + (f" and {len(places) - 1} other modules" if len(places) > 1 else "")
+        yield Finding(
+            ContractMismatch, f"{scope}.configuration.{name}", "it would compute with another setting", where,
+            _setting(name, before), _setting(name, now), "build the adapter as it was when it was captured",
+            admissible=True,
+        )  # fmt: skip
+
+
+def _other_settings(
+    record: Mapping[str, Any], live: Mapping[str, Any]
+) -> dict[str, list[tuple[str, Any, Any]]]:
+    """Return by attribute where it differs: path and both sides. A module on one side only shows in other findings."""
+    found: dict[str, list[tuple[str, Any, Any]]] = {}
+    for path in sorted(record.keys() & live.keys()):
+        for name in record[path].keys() | live[path].keys():
+            before, now = record[path].get(name, ABSENT), live[path].get(name, ABSENT)
+            if not same(before, now):
+                found.setdefault(name, []).append((path, before, now))
+    return found
+
+
+def _setting(name: str, value: Any) -> str:
+    return "absent" if value is ABSENT else f"{name}={value!r}"
 
 
 def _device_findings(record: TrainableContract, found: TrainableContract, scope: str) -> Iterator[Finding]:
@@ -288,7 +333,8 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
         if item.kind == "parameter" and spec is not None and target is not None:
             writes.append(ObjectWrite(f"{where} flag", _set_flag(target, spec.requires_grad)))
     for path, child in walk(module, scope):
-        writes.append(ObjectWrite(f"{scope} {path} mode", _set_mode(child, record.training[path])))
+        if path in record.training:  # whoever restores the model may have built it otherwise
+            writes.append(ObjectWrite(f"{scope} {path} mode", _set_mode(child, record.training[path])))
     return writes
 
 

@@ -68,10 +68,11 @@ def _walk(
     yield path, module
     for name, child in module._modules.items():
         if child is not None:
-            yield from _walk(child, _joined(path, name), (*above, id(module)), scope)
+            yield from _walk(child, joined(path, name), (*above, id(module)), scope)
 
 
-def _joined(path: str, name: str) -> str:
+def joined(path: str, name: str) -> str:
+    """Append a name to a dotted path, which may be empty."""
     return f"{path}.{name}" if path else name
 
 
@@ -113,10 +114,10 @@ def _occurrences(module: nn.Module, scope: str) -> Iterator[tuple[str, str, torc
     for path, child in walk(module, scope):
         for name, parameter in child._parameters.items():
             if parameter is not None:
-                yield _joined(path, name), "parameter", parameter
+                yield joined(path, name), "parameter", parameter
         for name, buffer in child._buffers.items():
             kind = "transient" if name in child._non_persistent_buffers_set else "buffer"
-            yield _joined(path, name), kind, buffer
+            yield joined(path, name), kind, buffer
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -128,7 +129,7 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def buffer_places(module: nn.Module, scope: str) -> dict[str, tuple[nn.Module, str]]:
     """Return the owner and attribute of every buffer by each of its canonical names."""
     return {
-        _joined(path, name): (child, name)
+        joined(path, name): (child, name)
         for path, child in walk(module, scope)
         for name in tuple(child._buffers.keys())  # a scripted module's can't be iterated over directly
     }

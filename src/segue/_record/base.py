@@ -15,6 +15,22 @@ SOURCES = ("digest", "declared", "model_state")
 
 
 @dataclass(frozen=True)
+class BaseIdentity:
+    """What a frozen base is, by content; from `segue.base_identity`. A value: it holds nothing of the model."""
+
+    digest: str
+    """Of names, dtypes, shapes and bytes of everything frozen, as 32 hexadecimal digits."""
+    tensors: Mapping[str, str]
+    """The digest of each tensor's bytes, by its name in the model without adapters."""
+
+    def __str__(self) -> str:
+        return self.digest
+
+    def __repr__(self) -> str:
+        return f"BaseIdentity({self.digest}, {len(self.tensors)} tensors)"
+
+
+@dataclass(frozen=True)
 class BaseRecord:
     """The omitted tensors of a model, and what tells them from those of another.
 

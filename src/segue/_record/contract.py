@@ -64,6 +64,27 @@ class TrainableContract:
         """The names of the distinct trainable parameters, sorted."""
         return [name for name, spec in self.tensors.items() if spec is not None and spec.requires_grad]
 
+    def trainable_part(self) -> TrainableContract:
+        """Return the contract of the distinct trainable parameters alone: that of the seeds.
+
+        Whoever restores the model answers for its frozen parameters and buffers.
+        """
+        names = set(self.trainable)
+        sharing = []
+        for group in self.sharing:
+            members = (
+                group.members
+                if group.tied
+                else {name: at for name, at in group.members.items() if name in names}
+            )
+            if len(members) > 1 and names & members.keys():
+                sharing.append(replace(group, members=members))
+        return TrainableContract(
+            {name: spec for name, spec in self.tensors.items() if name in names},
+            tuple(sharing),
+            tuple(name for name in self.order if name in names),
+        )
+
     def differences(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
         """Yield what differs between this contract, of the record, and `found`, of the live module.
 

@@ -106,11 +106,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def host_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous host tensor as its flat bytes, without a copy."""
-    return (
-        tensor.detach().reshape(-1).view(torch.uint8)
-        if tensor.numel()
-        else torch.empty(0, dtype=torch.uint8, device="cpu")
-    )
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    # Not `reshape(-1)`: a single element counts as contiguous whatever its stride, and keeps it (torch 2.13).
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -244,7 +243,7 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
     with torch.no_grad():
         plain = not (target.is_conj() or target.is_neg())
         if plain and target.device.type == "cpu" and target.is_contiguous():
-            captured.source.read_into(_live_memory(target, captured.num_bytes))
+            captured.source.read_into(live_memory(target, captured.num_bytes))
             torch.autograd.graph.increment_version(target)
             return
         if scratch is None:
@@ -259,12 +258,7 @@ def fill(target: torch.Tensor, captured: CapturedTensor, scratch: torch.Tensor |
             target.copy_(value)
 
 
-def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert a host tensor into new memory of the same strides, which `Tensor.to` keeps only of dense ones."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu").copy_(tensor)
-
-
-def _live_memory(tensor: torch.Tensor, num_bytes: int) -> memoryview:
+def live_memory(tensor: torch.Tensor, num_bytes: int) -> memoryview:
     """View the memory of a contiguous host tensor as bytes, for as long as the caller holds the tensor.
 
     Not by way of `Tensor.numpy()`, which marks the storage as one that can never be resized again (torch 2.13): the

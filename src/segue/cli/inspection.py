@@ -62,6 +62,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{summary['run'] or 'none: stands alone'}, rank {summary['rank']} of {summary['world_size']}",
     )
     yield "model", _model(summary["model"])
+    if summary["model"]["base"]:
+        yield "base", _base(summary["model"]["base"])
     for group in summary["model"]["shared"]:
         yield "", escape(("tied: " if group["tied"] else "one storage: ") + " = ".join(group["names"]))
     for name, optimizer in summary["optimizers"].items():
@@ -70,6 +72,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "", _group(index, options)
         if optimizer["attributes"]:
             yield "", escape(f"built with {_shown(optimizer['attributes'])}")
+    for name, opaque in summary["opaque_optimizers"].items():
+        yield "optimizer", _opaque(name, opaque)
     for name, scheduler in summary["schedulers"].items():
         yield "scheduler", _scheduler(name, scheduler)
     yield "window", _window(summary["window"])
@@ -99,6 +103,16 @@ def _model(model: Mapping[str, Any]) -> str:
     return f"{text}; {', '.join(model['dtypes'])} on {', '.join(model['devices'])}"
 
 
+def _base(base: Mapping[str, Any]) -> str:
+    omitted = f"{count(base['num_omitted'], 'tensor')} not stored"
+    names = {
+        "digest": f"{base['identity'][:12]}, by content; {omitted}",
+        "declared": f"{base['identity']!r}, as the caller named it; {omitted}",
+        "model_state": f"the model is captured by {base['identity']}",
+    }
+    return escape(names[base["source"]])
+
+
 def _optimizer(name: str, optimizer: Mapping[str, Any]) -> str:
     text = f"{_short(optimizer['class'])} as {name!r}, state of {count(optimizer['num_parameters_with_state'], 'parameter')}"
     if optimizer["slots"]:
@@ -107,6 +121,16 @@ def _optimizer(name: str, optimizer: Mapping[str, Any]) -> str:
         low, high = optimizer["steps"]
         text += f"; at step {low:,.0f}" + ("" if low == high else f" to {high:,.0f}")
     return escape(text)
+
+
+def _opaque(name: str, optimizer: Mapping[str, Any]) -> str:
+    groups = optimizer["groups"]
+    steps = (
+        "doesn't say what it steps"
+        if groups is None
+        else f"steps {count(sum(group['num_parameters'] for group in groups), 'parameter')}"
+    )
+    return escape(f"{optimizer['class']} as {name!r}, by its own {optimizer['kind']}; {steps}")
 
 
 def _group(index: int, group: Mapping[str, Any]) -> str:

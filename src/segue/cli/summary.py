@@ -7,10 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from segue._record.base import BaseRecord
 from segue._record.composite import blobs
 from segue._record.contract import TensorSpec
 from segue._record.digest import STATE_SECTIONS
-from segue._record.sections import GroupRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
+from segue._record.sections import (
+    GroupRecord,
+    ModuleRecord,
+    OpaqueOptimizerRecord,
+    OptimizerRecord,
+    SchedulerRecord,
+)
 from segue._record.tensors import CapturedTensor
 from segue._record.training import TrainingRecord
 from segue._record.window import WindowRecord
@@ -29,6 +36,7 @@ def summarize(record: TrainingRecord) -> dict[str, Any]:
         "sections": _sections(record),
         "model": _module(record.model),
         "optimizers": {name: _optimizer(item) for name, item in record.optimizers.items()},
+        "opaque_optimizers": {name: _opaque(item) for name, item in (record.opaque_optimizers or {}).items()},
         "schedulers": {name: _scheduler(item) for name, item in record.schedulers.items()},
         "gradients": _tensors(record.gradients.tensors.values()),
         "window": None if record.window is None else _window(record.window),
@@ -61,13 +69,14 @@ def _module(module: ModuleRecord) -> dict[str, Any]:
     trainable = set(contract.trainable)
     return {
         "num_parameters": len(parameters),
-        "num_elements": _elements(module.tensors, parameters),
-        "num_trainable_elements": _elements(module.tensors, trainable),
+        "num_elements": _elements(specs, parameters),
+        "num_trainable_elements": _elements(specs, trainable),
         "num_buffers": len(contract.tensors) - len(parameters),
         "dtypes": dict(Counter(_dtype(spec) for spec in specs.values())),
         "devices": sorted({spec.device for spec in specs.values()}),
         "shared": [{"names": list(group.members), "tied": group.tied} for group in contract.sharing],
         "training_mode": module.training.get("", None),
+        "base": _base(module.base),
     }
 
 
@@ -76,8 +85,14 @@ def _dtype(spec: TensorSpec) -> str:
     return spec.dtype if spec.parts is None else f"{spec.parts.short_name} of {spec.dtype}"
 
 
-def _elements(tensors: Mapping[str, Any], names: Iterable[str]) -> int:
-    return sum(math.prod(tensor.shape) for name in names if (tensor := tensors.get(name)) is not None)
+def _elements(specs: Mapping[str, TensorSpec], names: Iterable[str]) -> int:
+    return sum(math.prod(specs[name].shape) for name in names if name in specs)
+
+
+def _base(base: BaseRecord | None) -> dict[str, Any] | None:
+    if base is None:
+        return None
+    return {"source": base.source, "identity": base.identity, "num_omitted": len(base.omitted)}
 
 
 def _optimizer(optimizer: OptimizerRecord) -> dict[str, Any]:
@@ -90,6 +105,15 @@ def _optimizer(optimizer: OptimizerRecord) -> dict[str, Any]:
         "slots": slots,
         "steps": [steps[0], steps[-1]] if steps else None,
         "attributes": plain(optimizer.attributes),
+    }
+
+
+def _opaque(optimizer: OpaqueOptimizerRecord) -> dict[str, Any]:
+    groups = optimizer.groups
+    return {
+        "class": optimizer.state.class_name,
+        "kind": optimizer.state.kind,
+        "groups": None if groups is None else [{"num_parameters": len(group)} for group in groups],
     }
 
 

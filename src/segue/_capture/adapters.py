@@ -1,0 +1,136 @@
+"""Adapters of peft, recognised by type: what is theirs, and what they compute with besides tensors.
+
+Wish: an adapter's checkpoint can't be put on a model that would compute something else with the same tensors. Rank
+shows in shapes; scale, dropout and which adapter is active are plain attributes, in no state dict (peft 0.21). So they
+are taken down and compared bit for bit.
+
+peft is never imported here: its objects exist only where the program has imported it, and classes are known by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue._capture.naming import joined, unwrapped, walk
+from segue._capture.staging import class_name, type_name
+
+# The child that each kind of wrapper puts the original under.
+_ORIGINALS = {
+    "peft.peft_model.PeftModel": "base_model",
+    "peft.tuners.tuners_utils.BaseTuner": "model",
+    "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
+    "peft.utils.other.AuxiliaryTrainingWrapper": "original_module",
+}
+_LAYERS = ("peft.tuners.tuners_utils.BaseTunerLayer", "peft.utils.other.AuxiliaryTrainingWrapper")
+
+# Not configuration: a cache, where the layer is, and what tells how it was made.
+_INCIDENTAL = frozenset({"_caches", "kwargs", "device_mesh", "tp_layer", "other_param_names"})
+_PLAIN = (type(None), bool, int, float, complex, str)
+
+
+def _original(module: nn.Module) -> str | None:
+    """Return the attribute under which a peft wrapper holds what it wraps, or `None` for any other module."""
+    for cls in type(module).__mro__:
+        if cls.__module__.startswith("peft.") and class_name(cls) in _ORIGINALS:
+            return _ORIGINALS[class_name(cls)]
+    return None
+
+
+def is_adapter_layer(module: nn.Module) -> bool:
+    """Tell whether a module is a layer that holds adapters beside an original one."""
+    return any(
+        cls.__module__.startswith("peft.") and class_name(cls) in _LAYERS for cls in type(module).__mro__
+    )
+
+
+def base_places(module: nn.Module) -> Iterator[tuple[str, str, bool]]:
+    """Yield each submodule's canonical path, its path in the model without adapters, and whether it is part of one."""
+    yield from _base_places(module, "", "", False)
+
+
+def _base_places(
+    module: nn.Module, path: str, base_path: str, within: bool
+) -> Iterator[tuple[str, str, bool]]:
+    module = unwrapped(module)
+    yield path, base_path, within
+    original = _original(module)
+    holds_adapters = is_adapter_layer(module)
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if name == original:
+            yield from _base_places(child, joined(path, name), base_path, within)
+        else:
+            inside = within or holds_adapters
+            yield from _base_places(child, joined(path, name), joined(base_path, name), inside)
+
+
+def configuration_of(module: nn.Module, scope: str, *, everywhere: bool) -> dict[str, Any] | None:
+    """Take down what a module's adapters compute with besides tensors, by path and attribute.
+
+    Args:
+        module: The module.
+        scope: What it is, for messages.
+        everywhere: Beside peft's layers, also the plain attributes of each module that holds a trainable parameter
+            itself (a LoRA layer of one's own), and the rate of every dropout.
+
+    Returns:
+        A dictionary of trees; `None` if it is empty and `everywhere` is false.
+    """
+    found: dict[str, Any] = {}
+    layers: list[str] = []
+    for path, child in walk(module, scope):
+        if is_adapter_layer(child):
+            layers.append(path)
+            found[path] = _attributes(child, hidden=True)
+        elif isinstance(child, nn.modules.dropout._DropoutNd):
+            if everywhere or any(path.startswith(f"{layer}.") for layer in layers):
+                found[path] = {"p": child.p}
+        elif everywhere and any(
+            parameter is not None and parameter.requires_grad for parameter in child._parameters.values()
+        ):
+            found[path] = _attributes(child, hidden=False)
+    found = {path: attributes for path, attributes in found.items() if attributes}
+    return found if found or everywhere else None
+
+
+def _attributes(module: nn.Module, *, hidden: bool) -> dict[str, Any]:
+    """Return the attributes of a module that are plain values, without those that every module has."""
+    return {
+        name: _plain(value)
+        for name, value in sorted(vars(module).items())
+        if name not in _OF_EVERY_MODULE
+        and name not in _INCIDENTAL
+        and (hidden or not name.startswith("_"))
+        and _is_plain(value)
+    }
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in _PLAIN or isinstance(value, torch.dtype):
+        return True
+    if type(value) in (list, tuple, set, frozenset):
+        return all(_is_plain(item) for item in value)
+    if type(value) is dict:
+        return all(type(key) in _PLAIN for key in value) and all(_is_named(item) for item in value.values())
+    return False
+
+
+def _is_named(value: Any) -> bool:
+    """Tell whether a value of a table by adapter can be taken down: a variant of LoRA is an object, known by its class."""
+    return _is_plain(value) or type_name(value).startswith("peft.")
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(_plain(item) for item in value)
+    if type(value) is dict:
+        return {key: _plain(item) if _is_plain(item) else type_name(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,141 @@
+"""The identity of a frozen base."""
+
+import pytest
+import torch
+from torch import nn
+
+import segue
+from segue._capture.base import base_identity, blocks, tensor_digest
+from segue.errors import UnsupportedState
+from tests._session.adapted import BASE, Adapted
+
+
+def frozen(**tensors):
+    module = nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
+    return module
+
+
+def test_it_is_of_names_dtypes_shapes_and_bytes():
+    values = torch.arange(6, dtype=torch.float32)
+    same = base_identity(frozen(a=values, b=values.clone())).digest
+    assert base_identity(frozen(b=values.clone(), a=values.clone())).digest == same
+    others = [
+        frozen(a=values, c=values.clone()),
+        frozen(a=values, b=values.view(torch.int32)),
+        frozen(a=values, b=values.view(2, 3)),
+        frozen(a=values),
+        frozen(a=values, b=values.flip(0)),
+    ]
+    digests = {base_identity(other).digest for other in others}
+    assert len(digests) == len(others)
+    assert same not in digests
+
+
+def test_both_zeros_and_the_bits_of_nan_count():
+    nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    tensors = [torch.tensor([0.0]), torch.tensor([-0.0]), nan[:1], nan[1:]]
+    assert len({base_identity(frozen(a=tensor.clone())).digest for tensor in tensors}) == 4
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda values: values.t().contiguous().t(),
+        lambda values: torch.stack([values, values], -1)[..., 0],
+        lambda values: torch.cat([values, values])[: len(values)],
+    ],
+)
+def test_layout_in_memory_does_not_count(layout):
+    values = torch.randn(30, 7)
+    assert tensor_digest(layout(values), "x") == tensor_digest(values, "x")
+
+
+@pytest.mark.parametrize("block_bytes", [4, 28, 200, 10_000])
+def test_what_is_larger_than_a_block_is_read_in_pieces(block_bytes):
+    values = torch.randn(5, 6, 7)
+    turned = values.transpose(0, 2).contiguous().transpose(0, 2)
+    pieces = [bytes(block) for block in blocks(turned, block_bytes)]
+    assert b"".join(pieces) == b"".join(blocks(values)) == values.numpy().tobytes()
+    assert max(map(len, pieces)) <= max(block_bytes, values.element_size())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.0),
+        torch.empty(0, 4),
+        torch.zeros(1, 3).expand(5, 3),
+        torch.ones(2, dtype=torch.complex128).conj(),
+    ],
+)
+def test_scalars_empty_expanded_and_conjugate_ones_are_read(tensor):
+    assert tensor_digest(tensor, "x") == tensor_digest(tensor.clone().resolve_conj(), "x")
+
+
+def test_trainable_parameters_and_running_statistics_are_no_part_of_it():
+    model = Adapted()
+    identity = base_identity(model)
+    assert sorted(identity.tensors) == sorted(BASE)
+    model.train()(torch.randn(4, 8))
+    with torch.no_grad():
+        model.first.A.add_(1)
+    assert base_identity(model) == identity
+    assert str(identity) == identity.digest
+
+
+def write_untold(tensor):
+    """Write where no version counter sees it."""
+    before, version = tensor.clone(), tensor._version
+    tensor.numpy()[:] += 1
+    assert not torch.equal(tensor, before)
+    assert tensor._version == version
+
+
+def test_it_is_remembered_until_a_tensor_is_written_to():
+    model = Adapted()
+    first = base_identity(model)
+    # A write that no counter sees would show if it were read again.
+    write_untold(model.shift)
+    assert base_identity(model) == first
+    model.shift.add_(0)
+    assert base_identity(model) != first
+
+
+def test_a_replaced_data_is_seen():
+    model = Adapted()
+    first = base_identity(model)
+    model.first.base.weight.data = model.first.base.weight.data * 2
+    assert base_identity(model) != first
+
+
+def test_capture_and_check_read_no_base_again():
+    model = Adapted()
+    state = segue.TrainableOnly(base=base_identity(model))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = segue.Training(model, torch.optim.SGD(trained, lr=0.1), model_state=state)
+    write_untold(model.shift)
+    record = training.capture()
+    assert "shift" in record.model.base.omitted
+    training.check(record)
+
+
+def test_a_model_with_nothing_frozen_has_no_base():
+    with pytest.raises(UnsupportedState, match="nothing of this model is frozen") as caught:
+        base_identity(nn.Linear(2, 2))
+    assert caught.value.code == "base.nothing_frozen"
+
+
+def test_a_base_on_meta_can_not_be_read():
+    with pytest.raises(UnsupportedState, match="bit by bit") as caught:
+        base_identity(frozen(a=torch.empty(3, device="meta")))
+    assert caught.value.code == "base.unreadable"
+
+
+def test_in_inference_mode_it_is_read_each_time():
+    with torch.inference_mode():
+        model = frozen(a=torch.randn(3))
+        first = base_identity(model)
+        model.a.add_(1)
+        assert base_identity(model) != first
