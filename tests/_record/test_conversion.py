@@ -58,16 +58,14 @@ def test_behaviour_48_quantized_bytes_are_the_same_in_every_precision():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_signalling_nan_does_not_survive_a_conversion_and_is_told(dtype):
-    """Through fp32 every number survives, and of the NaNs those that are quiet already (torch 2.13)."""
+def test_every_number_survives_a_wider_dtype_and_no_nan_is_trusted_to(dtype):
+    """What a conversion makes of a NaN depends on the CPU, the threads, and where it stands (torch 2.13)."""
     live = every_half(dtype)
-    survivors = torch.stack(
-        [(one.float().to(dtype).view(torch.int16) == one.view(torch.int16)) for one in live.split(1)]
-    )
-    for chosen, lossy in ((survivors, ()), (~survivors, ("w",))):
-        part = live[chosen.reshape(-1)]
-        assert record(part).converted("full").lossy == lossy
-    assert not bool(live[~survivors.reshape(-1)].isfinite().any())
+    for precision in ("full", "double"):
+        assert record(live[~live.isnan()]).converted(precision).lossy == ()
+        for one in live[live.isnan()].split(1)[::37]:
+            assert record(one).converted(precision).lossy == ("w",)
+    assert record(live).converted(dtype).lossy == ()  # that is no conversion
 
 
 def test_native_and_the_own_dtype_change_nothing():

@@ -81,9 +81,10 @@ def test_behaviour_51_a_shape_that_cannot_be_counted_is_refused():
 def test_of_a_shape_that_torch_has_no_tensor_of_there_is_a_record_and_no_tensor(shape, stored):
     record = GradientsRecord.from_entries([entry(shape=shape, data=b"", stored=stored)])
     assert record.lossy == (("w",) if stored is torch.float16 else ())
-    for make in (record.to_tensors, lambda: record.converted("half").converted("full")):
+    for held in (record, record.converted("half").converted("full")):
+        assert held.shape("w") == shape
         with pytest.raises(InvalidRecord, match="no tensor of this shape"):
-            make()
+            held.to_tensors()
 
 
 def test_behaviour_52_what_could_not_be_addressed_is_refused():

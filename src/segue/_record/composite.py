@@ -10,12 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 
-from segue._record.tensors import Blob, CapturedArray, CapturedTensor, cast
+from segue._record.converted_bytes import ConvertedBytes, Workspace
+from segue._record.embedded import embedded_as
+from segue._record.tensors import Blob, CapturedArray, CapturedTensor
 from segue.errors import InvalidRecord
 
 
@@ -26,6 +28,11 @@ class Composite(ABC):
     """Its name in the typed encoding."""
     since: ClassVar[int] = 2
     """The first version of the format that has it."""
+
+    @property
+    def needed_version(self) -> int:
+        """The oldest version of the format that can hold this one, its parts aside."""
+        return self.since
 
     @property
     @abstractmethod
@@ -96,6 +103,8 @@ def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The real floating-point dtypes: what gradients may be, and what a precision setting converts between."""
+INTEGERS = (torch.int64, torch.int32)
+"""The integer dtypes that a precision setting converts; the smaller ones and `bool` are what they are on purpose."""
 
 # The parts of each layout: those that hold indices, then the values.
 SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
@@ -177,7 +186,7 @@ class CapturedSparse(Composite):
 
 @dataclass(frozen=True, eq=False)
 class ConvertedTensor(Composite):
-    """A floating-point tensor that is stored in another dtype than its own: what a precision setting makes.
+    """A tensor of floats or integers that is stored in another dtype than its own: what a precision setting makes.
 
     Its strides are those of the stored tensor. Coming back, it is converted on the host to its own dtype, as in the
     seeds.
@@ -197,6 +206,11 @@ class ConvertedTensor(Composite):
         return self.stored.shape
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """The memory layout it had, in elements."""
+        return self.stored.strides
+
+    @property
     def device(self) -> str:
         """Where it lived."""
         return self.stored.device
@@ -209,20 +223,42 @@ class ConvertedTensor(Composite):
     def description(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "exact": self.exact}
 
+    @property
+    def needed_version(self) -> int:
+        return self.since if self.dtype in FLOATS else 3
+
     @classmethod
     def from_parts(cls, description: Mapping[str, Any], parts: Mapping[str, Any]) -> Self:
         dtype, exact = fields_of(description, dtype=torch.dtype, exact=bool)
         stored = parts.get("stored")
         if len(parts) != 1 or type(stored) is not CapturedTensor:
             raise invalid("bad parts of a converted tensor", ("stored",), sorted(parts))
-        if dtype not in FLOATS or stored.dtype not in FLOATS:
-            raise invalid("only floats are converted", found=(dtype, stored.dtype))
+        if not are_converted(dtype, stored.dtype):
+            raise invalid(
+                "only floats are converted to floats, and integers to integers", found=(dtype, stored.dtype)
+            )
+        if exact and dtype is stored.dtype:
+            raise invalid("what is stored in its own dtype is not converted", found=dtype)
         if is_expanded(stored.shape, stored.strides):
             raise invalid("expanded memory can't be converted", found=(stored.shape, stored.strides))
         return cls(dtype, stored, exact)
 
+    def restored(self, workspace: Workspace | None = None) -> CapturedTensor:
+        """Return it in its own dtype; its bytes are converted each time they are read.
+
+        Args:
+            workspace: What to read them through; its own when missing.
+        """
+        source = ConvertedBytes(self.stored, self.dtype, workspace or Workspace())
+        return replace(self.stored, dtype=self.dtype, source=source)
+
     def to_host(self) -> torch.Tensor:
-        return cast(self.stored.to_host(), self.dtype)
+        return self.restored().to_host()
+
+
+def are_converted(own: torch.dtype, stored: torch.dtype) -> bool:
+    """Tell whether a precision setting stores the one as the other."""
+    return (own in FLOATS and stored in FLOATS) or (own in INTEGERS and stored in (*INTEGERS, torch.int16))
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,3 +347,5 @@ def blobs(tree: Any) -> Iterator[Blob]:
     elif isinstance(tree, list | tuple | deque):
         for value in tree:
             yield from blobs(value)
+    elif (embedded := embedded_as(type(tree))) is not None:
+        yield from blobs(embedded.take_apart(tree))

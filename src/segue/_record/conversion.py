@@ -1,34 +1,63 @@
-"""Storing a floating-point tensor in another precision, and whether that loses anything.
+"""Storing a tensor in another precision, and whether that loses anything.
 
 Lossless or not is a property of the values, not of the pair of dtypes: fp64 gradients that happen to be fp32 numbers
-survive fp32, and an fp16 NaN need not survive fp32, whose conversion makes it quiet (torch 2.13). So it is tried.
+survive fp32, and an fp16 NaN need not survive it. So it is tried, on the values, and written down beside them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-from segue._record.composite import FLOATS, Composite, ConvertedTensor, is_expanded
-from segue._record.tensors import (
-    CapturedTensor,
-    MemoryBytes,
-    bit_view,
-    cast,
-    contiguous_strides,
-    host_bytes,
-)
+from segue._record.composite import FLOATS, INTEGERS, Composite, ConvertedTensor, is_expanded
+from segue._record.converted_bytes import row_major, survives
+from segue._record.tensors import CapturedTensor, MemoryBytes, bit_view, contiguous_strides, host_bytes
 from segue.errors import InvalidRecord
 
 Precision = Literal["native", "double", "full", "half"] | torch.dtype
-"""What floating-point tensors are stored in; `native` is each its own."""
+"""What tensors are stored in; `native` is each its own. A dtype is for floats, and leaves integers as they are."""
 
-_DTYPES: dict[str, torch.dtype] = {"double": torch.float64, "full": torch.float32, "half": torch.float16}
+_SETTINGS: dict[str, tuple[torch.dtype, torch.dtype]] = {
+    "double": (torch.float64, torch.int64),
+    "full": (torch.float32, torch.int32),
+    "half": (torch.float16, torch.int16),
+}
+"""What floats and integers are stored in, as in the seeds."""
+PRECISIONS = ("native", *_SETTINGS, *(str(dtype).removeprefix("torch.") for dtype in FLOATS))
+"""What a record may call its precision."""
+
+
+@runtime_checkable
+class Convertible(Protocol):
+    """A value in a caller-made section that has a converter of its own, which is asked once."""
+
+    def converted(self, precision: Precision) -> Any:
+        """Return the same value stored in a precision, or itself."""
+        ...
+
+
+def precision_name(precision: Precision) -> str:
+    """Return what a record calls a precision.
+
+    Raises:
+        InvalidRecord: If there is no such precision.
+    """
+    if precision in _SETTINGS or precision == "native":
+        return str(precision)
+    if not isinstance(precision, torch.dtype) or precision not in FLOATS:
+        raise InvalidRecord(
+            "no such precision", code="record.precision", expected=f"native, {', '.join(_SETTINGS)}, or a float dtype",
+            found=precision,
+        )  # fmt: skip
+    return str(precision).removeprefix("torch.")
 
 
 def converted(tensor: CapturedTensor | Composite, precision: Precision) -> CapturedTensor | Composite:
-    """Return a captured tensor stored in a precision; what is no strided float stays as it is.
+    """Return a captured tensor stored in a precision.
+
+    What is no float and no integer of 32 or 64 bits stays as it is; so does what consists of other tensors, and what
+    has no dimension: a tensor that is one number is a counter, a learning rate or a scale.
 
     Raises:
         InvalidRecord: If there is no such precision.
@@ -36,22 +65,39 @@ def converted(tensor: CapturedTensor | Composite, precision: Precision) -> Captu
     Cost:
         A read of the tensor and two conversions.
     """
-    dtype = _dtype_of(precision)
-    own = tensor.dtype if isinstance(tensor, CapturedTensor | ConvertedTensor) else None
-    stored = tensor.stored.dtype if isinstance(tensor, ConvertedTensor) else own
-    if dtype is None or own not in FLOATS or dtype is stored:
+    precision_name(precision)
+    if not isinstance(tensor, CapturedTensor | ConvertedTensor):
         return tensor
-    assert isinstance(tensor, CapturedTensor | ConvertedTensor)
-    value = host_tensor(tensor)
-    if is_expanded(value.shape, value.stride()):
+    dtype = _stored_dtype(tensor.dtype, precision)
+    stored = tensor.stored if isinstance(tensor, ConvertedTensor) else tensor
+    if (
+        dtype is None
+        or dtype is stored.dtype
+        or not tensor.shape
+        or is_expanded(tensor.shape, tensor.strides)
+    ):
         return tensor
-    narrow = cast(value, dtype)
-    exact = same_tensor_bits(cast(narrow, value.dtype), value)
-    if isinstance(tensor, ConvertedTensor):
-        exact = exact and tensor.exact
-        if dtype is tensor.dtype and exact:
-            return _captured(value, tensor.device)
-    return ConvertedTensor(value.dtype, _captured(narrow, tensor.device), exact)
+    own = tensor.restored() if isinstance(tensor, ConvertedTensor) else tensor
+    value = row_major(own)
+    exact = survives(value, dtype) and (own is tensor or tensor.exact)  # type: ignore[union-attr]
+    if dtype is own.dtype and exact:
+        return _with_elements(own, value)
+    return ConvertedTensor(own.dtype, _with_elements(own, value.to(dtype)), exact)
+
+
+def _stored_dtype(own: torch.dtype, precision: Precision) -> torch.dtype | None:
+    """Return what a precision stores a dtype in; `None` for as it is."""
+    if precision == "native":
+        return None
+    floats, integers = (precision, None) if isinstance(precision, torch.dtype) else _SETTINGS[precision]
+    if own in FLOATS:
+        return floats
+    return integers if own in INTEGERS else None
+
+
+def _with_elements(like: CapturedTensor, flat: torch.Tensor) -> CapturedTensor:
+    """Take over row-major elements in host memory that nobody else holds."""
+    return CapturedTensor(flat.dtype, like.shape, like.strides, like.device, MemoryBytes(host_bytes(flat)))
 
 
 def host_tensor(captured: CapturedTensor | Composite) -> Any:
@@ -70,29 +116,30 @@ def host_tensor(captured: CapturedTensor | Composite) -> Any:
         ) from error
 
 
-def _dtype_of(precision: Precision) -> torch.dtype | None:
-    if precision == "native":
-        return None
-    dtype = _DTYPES.get(precision) if isinstance(precision, str) else precision
-    if dtype not in FLOATS:
+def refuse_inexact(tensor: ConvertedTensor, where: str) -> None:
+    """Raise if a tensor that is said to come back exactly doesn't, here and now.
+
+    Its elements are converted to their own dtype and back: one that changes on the way is none of that dtype, or
+    this process converts otherwise, as one does that flushes denormals to zero.
+
+    Raises:
+        InvalidRecord: If an element changes.
+        StoreError: If stored bytes do not match their checksums.
+
+    Cost:
+        A read of the tensor and two conversions.
+    """
+    if tensor.exact and not survives(row_major(tensor.stored), tensor.dtype):
         raise InvalidRecord(
-            "no such precision", code="record.precision", expected=f"native, {', '.join(_DTYPES)}, or a float dtype",
-            found=precision,
+            "a converted tensor that is said to be exact does not come back exactly", code="record.inexact",
+            where=where, expected=tensor.dtype, found=tensor.stored.dtype,
+            hint="if this process flushes denormals (`torch.set_flush_denormal`), restore before that",
         )  # fmt: skip
-    return dtype
 
 
 def same_tensor_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Tell whether two tensors of one dtype and shape have equal bits."""
     return torch.equal(bit_view(left), bit_view(right))
-
-
-def _captured(tensor: torch.Tensor, device: str) -> CapturedTensor:
-    """Take over a host tensor that nobody else holds."""
-    flat = host_bytes(tensor.contiguous())
-    return CapturedTensor(
-        tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), device, MemoryBytes(flat)
-    )
 
 
 def from_raw(
@@ -107,9 +154,4 @@ def from_raw(
     if dtype is stored_dtype:
         return stored
     widens = torch.promote_types(dtype, stored_dtype) is stored_dtype
-    if not data:  # the shape may be one that torch has no tensor of
-        return ConvertedTensor(dtype, stored, widens)
-    value = stored.to_host()
-    return ConvertedTensor(
-        dtype, stored, widens and same_tensor_bits(value.to(dtype).to(stored_dtype), value)
-    )
+    return ConvertedTensor(dtype, stored, widens and survives(row_major(stored), dtype))
