@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ class Plan:
     """What one process does."""
 
     cases: tuple[str, ...]
-    """By name, as in `trainings.CASES`."""
+    """By name, as in `CASES` of the trainings."""
     root: str
     cuts: tuple[int, ...] = ()
     """Go on from these boundaries of each case, each with a fresh training; none: train from the beginning."""
@@ -30,6 +31,8 @@ class Plan:
     """Let torchao compile its step, as it does by itself."""
     lose_state: bool = False
     """Lose the optimizer's state after the restore."""
+    trainings: str = "tests.quantized_state.trainings"
+    """The module that has `CASES`, `Run` and `seed`."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -37,8 +40,7 @@ class Plan:
 
 def carry_out(plan: Plan) -> None:
     """Carry out a plan; writes what was seen at each boundary to `<case>-<cut>.json` in the folder."""
-    from tests.quantized_state import trainings  # imports both libraries
-
+    trainings = importlib.import_module(plan.trainings)  # which takes seconds: libraries come with it
     if not plan.compiled:
         torch.compiler.set_stance("force_eager")
     for case in plan.cases:
@@ -52,6 +54,7 @@ def _train(plan: Plan, case: str, cut: int, run: Any) -> dict[int, Any]:
     losses: list[float] = []
     if cut:
         record = segue.load(checkpoint(plan.root, case, cut))
+        run.prepare(cut)
         losses = run.training.restore(record)["losses"]
         if plan.lose_state:
             run.optimizer.state.clear()

@@ -164,6 +164,9 @@ class Run:
     def trainable(self) -> Iterable[nn.Parameter]:
         return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
 
+    def prepare(self, boundary: int) -> None:
+        """Build what a program builds otherwise where it goes on from this boundary: nothing here."""
+
     def microbatch(self, number: int) -> float:
         features = torch.randn(8, WIDTH, dtype=self.case.dtype)
         loss = nn.functional.cross_entropy(self.net(features).float(), torch.randint(CLASSES, (8,)))

@@ -17,6 +17,7 @@ from torch import nn
 
 from segue._capture.naming import joined, unwrapped, walk
 from segue._capture.staging import class_name, type_name
+from segue.errors import UnsupportedState
 
 # The child that each kind of wrapper puts the original under.
 _ORIGINALS = {
@@ -67,6 +68,20 @@ def _base_places(
         else:
             inside = within or holds_adapters
             yield from _base_places(child, joined(path, name), joined(base_path, name), inside)
+
+
+def refuse_merged(module: nn.Module, scope: str) -> None:
+    """Raise `UnsupportedState` for adapters that are added into the base: it isn't the base then, nor is it trained."""
+    merged = [
+        path
+        for path, child in walk(module, scope)
+        if is_adapter_layer(child) and getattr(child, "merged_adapters", None)
+    ]
+    if merged:
+        raise UnsupportedState(
+            "adapters are merged into the base", code="capture.merged_adapters", where=f"{scope} {merged[0]}",
+            found=f"{len(merged)} layers with merged adapters", hint="call `unmerge_adapter()` first",
+        )  # fmt: skip
 
 
 def configuration_of(module: nn.Module, scope: str, *, everywhere: bool) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import xxhash
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from segue._capture.adapters import base_places
+from segue._capture.adapters import base_places, refuse_merged
 from segue._capture.naming import NamedTensor, joined, named_tensors, walk
 from segue._capture.staging import is_plain, parts_spec, plain_parts, type_name
 from segue._record.base import BaseIdentity, combined_digest
@@ -59,7 +59,8 @@ def base_identity(model: nn.Module) -> BaseIdentity:
         tensor's bytes.
 
     Raises:
-        UnsupportedState: If nothing is frozen, or a frozen tensor has no values or can't be read bit by bit.
+        UnsupportedState: If nothing is frozen, adapters are merged into the base, or a frozen tensor has no values or
+            can't be read bit by bit.
 
     Guarantees:
         Read-only: nothing is copied, moved or kept but the digests.
@@ -71,6 +72,7 @@ def base_identity(model: nn.Module) -> BaseIdentity:
     Collective:
         No.
     """
+    refuse_merged(model, "model")
     places = base_places_of(model, "model")
     frozen = {
         places[name].name: item

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from segue._capture.adapters import refuse_merged
 from segue._capture.base import BasePlace, Mark, base_places_of, is_base, mark_of, tensor_digest
 from segue._capture.component import Component, capture_object
 from segue._capture.module import capture_module, check_module, contract_of, modes_of
@@ -258,8 +259,10 @@ class PartialModel:
         """Tell what is left out at this moment.
 
         Raises:
-            UnsupportedState: If a parameter requires grad that the setting doesn't say is trained.
+            UnsupportedState: If a parameter requires grad that the setting doesn't say is trained, or adapters are merged
+                into the base.
         """
+        refuse_merged(self.model, "model")
         self._refuse_others_trained()
         base = self._setting.base
         omitted: dict[str, str | None] = {

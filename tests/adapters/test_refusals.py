@@ -1,0 +1,188 @@
+"""An adapter is never put on another base, and never computes otherwise than when it was captured."""
+
+import warnings
+
+import pytest
+import torch
+
+import segue
+from segue.errors import BaseMismatch, ContractMismatch, MismatchError, UnsupportedState
+
+
+def built(trainings, name="lora", base_seed=0, **changed):
+    case = trainings.CASES[name]
+    case = type(case)(**{**vars(case), "config": {**case.config, **changed}})
+    return trainings.Run(case, base_seed)
+
+
+def trained(trainings, name="lora", microbatches=4):
+    trainings.seed(3)
+    run = built(trainings, name)
+    for number in range(microbatches):
+        run.microbatch(number)
+    return run
+
+
+def bits(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def unchanged(model, before):
+    after = model.state_dict()
+    return before.keys() == after.keys() and all(
+        torch.equal(tensor.reshape(-1).view(torch.uint8), after[name].reshape(-1).view(torch.uint8))
+        for name, tensor in before.items()
+    )
+
+
+def codes(run, record):
+    before = bits(run.model)
+    with pytest.raises(MismatchError) as caught:
+        run.training.restore(record)
+    assert unchanged(run.model, before)
+    return [finding.code for finding in caught.value.findings]
+
+
+def test_another_base_is_refused(trainings):
+    record = trained(trainings).training.capture()
+    run = built(trainings, base_seed=1)
+    with pytest.raises(BaseMismatch, match="another base"):
+        run.training.check(record)
+    assert codes(run, record) == ["model.base"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"lora_alpha": 6.000000000000001}, "model.configuration.scaling"),
+        ({"lora_dropout": 0.10000000000000002}, "model.configuration.p"),
+        ({"use_rslora": True}, "model.configuration.scaling"),
+        ({"r": 5}, "model.shape.base_model.model.first.lora_A.default.weight"),
+        ({"use_dora": True}, "model.extra.base_model.model.first.lora_magnitude_vector.default.weight"),
+        (
+            {"target_modules": ["first", "embed"]},
+            "model.missing.base_model.model.second.lora_A.default.weight",
+        ),
+        ({"lora_bias": True}, "model.extra.base_model.model.first.lora_B.default.bias"),
+    ],
+)
+def test_an_adapter_built_otherwise_is_refused(changed, code, trainings):
+    record = trained(trainings).training.capture()
+    changed = {**changed, **({"target_modules": ["first", "second"]} if "lora_bias" in changed else {})}
+    assert code in codes(built(trainings, **changed), record)
+
+
+def test_another_scale_can_be_accepted(trainings):
+    record = trained(trainings).training.capture()
+    run = built(trainings, lora_alpha=7)
+    run.training.restore(record, accept=["model.configuration.scaling", "model.configuration.lora_alpha"])
+    assert run.training.capture().lineage[-1]["accepted"] == [
+        "model.configuration.lora_alpha",
+        "model.configuration.scaling",
+    ]
+
+
+def test_another_active_adapter_is_refused(trainings):
+    record = trained(trainings, "two-adapters", 6).training.capture()
+    run = built(trainings, "two-adapters")
+    assert "model.configuration._active_adapter" in codes(run, record)
+    run.prepare(6)
+    run.training.restore(record)
+
+
+def test_disabled_adapters_are_told_from_active_ones(trainings):
+    run = trained(trainings)
+    record = run.training.capture()
+    with run.model.disable_adapter():
+        found = codes(run, record)
+    assert "model.configuration._disable_adapters" in found
+    run.training.restore(record)
+
+
+def test_an_adapter_wrapped_twice_is_refused(trainings):
+    record = trained(trainings).training.capture()
+    once = built(trainings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = trainings.peft.LoraConfig(
+            r=4, lora_alpha=6, lora_dropout=0.1, target_modules=["first", "second", "embed"]
+        )
+        model = trainings.peft.get_peft_model(once.model, config)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    state = segue.TrainableOnly(base=segue.base_identity(model))
+    training = segue.Training(model, {"adamw": torch.optim.AdamW(parameters)}, model_state=state)
+    with pytest.raises(ContractMismatch) as caught:
+        training.check(record)
+    assert any(finding.code.startswith("model.missing.") for finding in caught.value.findings)
+
+
+def test_a_base_that_pissa_rewrites_is_told_from_the_one_before(trainings):
+    case = trainings.CASES["pissa"]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = case.base().requires_grad_(False)
+    before = segue.base_identity(base)
+    model = trainings.peft.get_peft_model(
+        base, trainings.peft.LoraConfig(r=4, target_modules=["first", "second"], init_lora_weights="pissa")
+    )
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    with pytest.raises(BaseMismatch, match="rewritten since its identity was taken") as caught:
+        segue.Training(model, optimizer, model_state=segue.TrainableOnly(base=before))
+    assert (
+        caught.value.where
+        == "base_model.model.first.base_layer.weight, base_model.model.second.base_layer.weight"
+    )
+    after = segue.base_identity(model)
+    assert after != before
+    segue.Training(model, optimizer, model_state=segue.TrainableOnly(base=after)).capture()
+
+
+def test_the_identity_is_the_same_before_and_after_an_adapter_that_leaves_the_base(trainings):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = trainings.CASES["lora"].base().requires_grad_(False)
+    assert segue.base_identity(base) == segue.base_identity(built(trainings).model)
+    assert segue.base_identity(base) == segue.base_identity(built(trainings, modules_to_save=["head"]).model)
+
+
+def test_lora_on_the_base_that_pissa_rewrote_is_refused(trainings):
+    record = trained(trainings, "lora").training.capture()
+    run = built(trainings, "lora", init_lora_weights="pissa", target_modules=["first", "second"])
+    assert "model.base" in codes(run, record)
+
+
+def test_merged_adapters_are_refused_at_capture(trainings):
+    run = trained(trainings)
+    run.model.merge_adapter()
+    with pytest.raises(UnsupportedState, match="merged") as caught:
+        run.training.capture()
+    assert caught.value.code == "capture.merged_adapters"
+    assert caught.value.where == "model base_model.model.embed"
+    with pytest.raises(UnsupportedState, match="merged"):
+        segue.base_identity(run.model)
+
+
+def test_the_quantized_base_is_never_copied_or_moved(trainings):
+    from segue._capture.base import mark_of
+
+    run = built(trainings, "int8-llama")
+    frozen = {name: p for name, p in run.model.named_parameters() if not p.requires_grad}
+    before = {name: (id(p), mark_of(p)) for name, p in frozen.items()}
+    record = run.training.capture()
+    run.microbatch(0)
+    run.training.restore(record)
+    frozen = {name: p for name, p in run.model.named_parameters() if not p.requires_grad}
+    assert {name: (id(p), mark_of(p)) for name, p in frozen.items()} == before
+
+
+def test_another_quantization_of_the_same_base_is_refused(trainings):
+    record = trained(trainings, "int8-llama", 1).training.capture()
+    assert "model.base" in codes(built(trainings, "llama"), record)
+
+
+def test_with_the_full_model_captured_the_settings_of_an_adapter_are_compared_too(trainings):
+    run, other = built(trainings), built(trainings, lora_dropout=0.2)
+    record = segue.Training(run.model, run.optimizers, run.schedulers).capture()
+    with pytest.raises(ContractMismatch) as caught:
+        segue.Training(other.model, other.optimizers, other.schedulers).check(record)
+    assert [finding.code for finding in caught.value.findings] == ["model.configuration.p"]
