@@ -67,6 +67,8 @@ class Finding:
     """What to do about it."""
     admissible: bool = False
     """Whether `accept=[code]` lets the restore go on."""
+    when_accepted: str = "keeps what the program has now"
+    """What the restore does then."""
 
     def __str__(self) -> str:
         return _sentence(self.code, self.what, self.where, self.expected, self.found, self._advice())
@@ -74,7 +76,7 @@ class Finding:
     def _advice(self) -> str | None:
         if not self.admissible:
             return self.hint
-        entry = f'resume(accept=["{self.code}"]) keeps what the program has now'
+        entry = f'resume(accept=["{self.code}"]) {self.when_accepted}'
         return f"{self.hint}; {entry}" if self.hint else entry
 
 

@@ -173,12 +173,6 @@ def check_gradients(
         elif isinstance(captured, CapturedSparse) and captured.layout != "sparse_coo":
             what = "a gradient of this layout can't stand in `.grad`"  # torch 2.13 refuses to assign it
             yield Finding(ContractMismatch, f"{scope}.{name}", what, where, "sparse_coo", captured.layout)
-        elif isinstance(captured, ConvertedTensor) and not captured.exact:
-            what = "a pending gradient was stored in a dtype that does not hold it"
-            yield Finding(
-                LossyRecord, f"{scope}.lossy.{name}", what, where, captured.dtype, captured.stored.dtype,
-                "use the record as it was before it was converted, or convert to one that holds it (see `lossy`)",
-            )  # fmt: skip
         elif scope == "gradient" and parameter.grad_dtype not in (None, captured.dtype):
             # As after `parameter.data = parameter.data.to(...)` under a standing gradient (torch 2.13).
             what = "a pending gradient has a dtype that its parameter does not take"
@@ -186,6 +180,18 @@ def check_gradients(
                 ContractMismatch, f"{scope}.{name}", what, where, captured.dtype, parameter.grad_dtype,
                 "set the parameter's `grad_dtype`, or take gradients when none of another dtype is pending",
             )  # fmt: skip
+
+
+def check_lossless(record: GradientsRecord, scope: str) -> Iterator[Finding]:
+    """Yield the gradients that were stored in a precision which lost bits, for who restores them without a record."""
+    for name in record.lossy:
+        tensor = record.tensors[name]
+        assert isinstance(tensor, ConvertedTensor), "only these are lossy"
+        yield Finding(
+            LossyRecord, f"{scope}.lossy.{name}", f"a {_NOUNS[scope]} was stored in a dtype that does not hold it",
+            f"{scope} of {name}", tensor.dtype, tensor.stored.dtype,
+            "use the record as it was before it was converted, or convert to one that holds it (see `lossy`)",
+        )  # fmt: skip
 
 
 def check_trainable(record: GradientsRecord, parameters: Parameters, scope: str) -> Iterator[Finding]:
@@ -229,14 +235,14 @@ def check_window(
 
 
 def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Write]:
-    """Plan to set every `.grad`, to `None` where the record has none.
+    """Plan to set every `.grad`, to `None` where the record has none; needs a record in its own dtypes.
 
     A live gradient of the same layout is filled in place: it may be a view of a flat buffer that the program made.
     Those that are one memory are new, for it to be theirs alone.
     """
     writes: list[Write] = []
     memory = Memory()
-    new = _new(record, parameters)
+    new = _shared(record, parameters)
     for name, parameter in parameters.items():
         captured, where = record.tensors.get(name), f"gradient of {name}"
         gradient = new.get(name)
@@ -249,18 +255,12 @@ def plan_gradients(record: GradientsRecord, parameters: Parameters) -> list[Writ
     return writes
 
 
-def _new(record: GradientsRecord, parameters: Parameters) -> dict[str, torch.Tensor]:
+def _shared(record: GradientsRecord, parameters: Parameters) -> dict[str, torch.Tensor]:
     """Make the live gradients that can't be filled in place.
 
     All of them before anything is written, since indices that point nowhere are found only then.
     """
-    devices = {name: parameters[name].device for name in record.tensors}
-    converted = {
-        name: tensor.to_host().to(devices[name])
-        for name, tensor in record.tensors.items()
-        if isinstance(tensor, ConvertedTensor)
-    }
-    return {**converted, **assemble_shared(record, devices)}
+    return assemble_shared(record, {name: parameters[name].device for name in record.tensors})
 
 
 def _fits(gradient: torch.Tensor, captured: CapturedTensor) -> bool:
@@ -280,10 +280,10 @@ def _set_gradient(parameter: torch.nn.Parameter, gradient: torch.Tensor | None) 
 
 
 def plan_window(record: WindowRecord, accumulator: PendingSource, parameters: Parameters) -> list[Write]:
-    """Allocate the sums and plan to hand them to the accumulator."""
+    """Allocate the sums and plan to hand them to the accumulator; needs a record in its own dtypes."""
     writes: list[Write] = []
     sums = []
-    new = _new(record.sums, parameters)
+    new = _shared(record.sums, parameters)
     for name, captured in record.sums.tensors.items():
         if name in new:
             target = new[name]

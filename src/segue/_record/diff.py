@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from segue._record.digest import STATE_SECTIONS
+from segue._record.precision import in_own_dtypes
 from segue._record.tensors import CapturedArray, CapturedTensor, read_bytes
 from segue._record.training import TrainingRecord
 from segue._record.tree import leaves, same, shown_path
@@ -62,12 +63,14 @@ class RecordDiff:
 
 
 def diff(left: TrainingRecord, right: TrainingRecord) -> RecordDiff:
-    """Compare the state of two records bit by bit. Environment, lineage and step counts are not state.
+    """Compare the state of two records bit by bit, each tensor in its own dtype, as a restore would see it.
+
+    Environment, lineage and step counts are not state, nor is the precision in which it is stored.
 
     Raises:
         StoreError: If a loaded record's bytes do not match their checksums.
     """
-    lefts, rights = left.sections(), right.sections()
+    lefts, rights = in_own_dtypes(left).sections(), in_own_dtypes(right).sections()
     found = [item for name in STATE_SECTIONS for item in _section(name, lefts.get(name), rights.get(name))]
     return RecordDiff(tuple(found))
 

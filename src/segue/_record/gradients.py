@@ -8,16 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from segue._record.composite import CapturedSparse, Composite, ConvertedTensor, blobs
-from segue._record.conversion import Precision, converted, host_tensor
+from segue._record.conversion import Precision, converted, host_tensor, refuse_inexact
+from segue._record.converted_bytes import Workspace
 from segue._record.entries import GradientEntry, gradient_of, refuse_invalid
 from segue._record.quantized import QuantizedTensor, QuantScheme
-from segue._record.structure import added
+from segue._record.structure import added, embeddable
 from segue._record.tensors import CapturedTensor
 from segue.errors import InvalidRecord
 
 _KINDS = (CapturedTensor, CapturedSparse, ConvertedTensor, QuantizedTensor)
 
 
+@embeddable("gradients")
 @dataclass(frozen=True)
 class GradientsRecord:
     """Gradients by canonical parameter name.
@@ -153,13 +155,34 @@ class GradientsRecord:
 
         Args:
             precision: `"double"`, `"full"`, `"half"` or a floating dtype; `"native"` leaves everything as it is.
-                Quantized and sparse gradients are never converted.
+                Quantized and sparse gradients are never converted, nor those that are one number.
 
         Guarantees:
             Whether a conversion lost anything is decided from the values themselves, bit by bit, and kept with
-            each gradient; `lossy` lists them, and a restore refuses them.
+            each gradient; `lossy` lists them, and a restore refuses them. Gradients that are one memory are converted
+            all or not at all: else they would come back as two.
         """
-        return self._with({name: converted(tensor, precision) for name, tensor in self.tensors.items()})
+        changed = {name: converted(tensor, precision) for name, tensor in self.tensors.items()}
+        for group in self.shared:
+            names = {place.rpartition("/")[0] for place in group}
+            if any(changed[name] is self.tensors[name] for name in names):
+                changed |= {name: self.tensors[name] for name in names}
+        return self._with(changed)
+
+    def in_own_dtypes(self) -> GradientsRecord:
+        """Return the same gradients, each in its own dtype: what was converted is converted back as it is read.
+
+        Raises:
+            InvalidRecord: If one that is said to come back exactly doesn't, here and now.
+            StoreError: If stored bytes do not match their checksums.
+        """
+        workspace = Workspace()
+        tensors = dict(self.tensors)
+        for name, tensor in self.tensors.items():
+            if isinstance(tensor, ConvertedTensor):
+                refuse_inexact(tensor, f"gradient of {name}")
+                tensors[name] = tensor.restored(workspace)
+        return GradientsRecord(tensors, self.shared)
 
     @property
     def lossy(self) -> tuple[str, ...]:

@@ -8,7 +8,13 @@ import torch
 from torch import nn
 
 from segue._capture.boundary import refuse_inside_backward
-from segue._capture.gradients import capture_window, check_trainable, check_window, plan_window
+from segue._capture.gradients import (
+    capture_window,
+    check_lossless,
+    check_trainable,
+    check_window,
+    plan_window,
+)
 from segue._capture.naming import named_parameters
 from segue._capture.writes import run_all
 from segue._record.window import WindowRecord
@@ -80,6 +86,7 @@ class Accumulator(AccumulationWindow):
         parameters = named_parameters(self.model)
         findings = [
             *check_window(record, self, parameters),
+            *check_lossless(record.sums, "window"),
             *check_trainable(record.sums, parameters, "window"),
         ]
         if findings:
@@ -88,7 +95,7 @@ class Accumulator(AccumulationWindow):
         # before; what it has not is new, whatever was handed out when the record was taken.
         names = {id(parameter): name for name, parameter in parameters.items()}
         standing = (names[id(parameter)] for parameter in self.handed_out() if id(parameter) in names)
-        record = replace(record, handed_out=tuple(sorted(standing)))
+        record = replace(record, sums=record.sums.in_own_dtypes(), handed_out=tuple(sorted(standing)))
         # Sums that are allocated in inference mode could never be added to outside of it (torch 2.13).
         with torch.inference_mode(False):
             run_all(plan_window(record, self, parameters))

@@ -107,11 +107,13 @@ def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
     parameters = named_parameters(model)
     findings = [
         *pending.check_gradients(record, parameters),
+        *pending.check_lossless(record, "gradient"),
         *pending.check_trainable(record, parameters, "gradient"),
     ]
     if findings:
         raise MismatchError.of(findings)
     record.verify()
+    record = record.in_own_dtypes()
     # Gradients that are allocated in inference mode could never be added to outside of it (torch 2.13).
     with torch.inference_mode(False):
         run_all(pending.plan_gradients(record, parameters))
