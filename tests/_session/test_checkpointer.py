@@ -206,7 +206,7 @@ def test_a_relative_path_counts_from_where_the_program_was(tmp_path, monkeypatch
 
 def test_another_kind_of_url_is_refused(tmp_path):
     _, _, training = make()
-    with pytest.raises(StoreUnavailable, match="only local directories"):
+    with pytest.raises(StoreUnavailable, match="local path, or in memory"):
         segue.Checkpointer(training, "s3://bucket/run")
     with segue.Checkpointer(training, f"file://{tmp_path}/a%20run") as checkpointer:
         checkpointer.save({"n": 1})

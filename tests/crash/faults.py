@@ -9,7 +9,8 @@ from segue._store.local import LocalFilesystem
 
 OPERATIONS = (
     "open_directory", "make_directory", "fsync_directory", "list_names", "lstat", "create_file", "rename_noreplace",
-    "unlink", "remove_directory", "open_file", "stat", "read_at", "close", "free_bytes", "lock", "unlock",
+    "rename_replace", "unlink", "remove_directory", "open_file", "stat", "read_at", "close", "free_bytes", "lock", "unlock",
+    "lock_holder",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from segue.errors import (
     IncompleteCheckpoint,
     StoreError,
     UnsafeCheckpoint,
+    UnsupportedFormat,
 )
 from tests._store.records import record
 from tests.hostile.lies import lie, read_all, refused
@@ -159,7 +160,10 @@ def test_no_folder_or_a_file_is_told_apart(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointNotFound):
         read_all(tmp_path / "nothing")
-    with pytest.raises(UnsafeCheckpoint):
+    with pytest.raises(CorruptCheckpoint, match="empty"):
+        read_all(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"PK\x03\x04" + bytes(3000))
+    with pytest.raises(UnsupportedFormat, match="not a checkpoint"):
         read_all(tmp_path / "file")
 
 

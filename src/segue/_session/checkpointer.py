@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from segue._record.training import TrainingRecord
+from segue._record.conversion import Precision, precision_name
 from segue._session.cadence import Cadence
 from segue._session.preemption import PreemptionFlag
+from segue._session.record import TrainingRecord
 from segue._session.retention import expired
 from segue._session.training import Training
 from segue._session.writer import BackgroundWriter, PendingSave
+from segue._store.opening import store_at
+from segue._store.protocol import Store
 from segue._store.reader import CheckpointInfo
 from segue._store.scan import Candidate
-from segue._store.store import DirectoryStore
-from segue._store.url import local_path
 from segue.errors import (
     CheckpointExists,
     CheckpointNotFound,
@@ -45,22 +46,26 @@ class Checkpointer:
 
     Args:
         training: What to save and restore.
-        url: The run's folder; made when it is first needed. A relative path counts from where the program is now.
+        url: The run's place: a folder; one file, if it ends in `.segue`; or memory, as `memory://name`. It is made when
+            it is first needed; a relative path counts from where the program is now. Or any `segue.stores.Store`.
         every_microbatches: `save_if_due` saves when this many of its calls have passed since the last save.
         every_steps: It saves when `step` has grown by this much.
         every_seconds: It saves when this much time has passed. Without any `every_*`, it saves at each call.
         keep_last: How many of the newest checkpoints stay, at least 1; `None` keeps all. While a save is in progress
-            the run needs room for one more.
+            the run needs room for one more. A file holds one by nature.
         background: Write in a thread, over a copy taken at the call; at most one save is in flight.
+        precision: What to store records in, as in `TrainingRecord.converted`. Where it loses bits, `resume` refuses the
+            record unless it is accepted: `resume(accept=["record.lossy"])`.
         signals: A preemption notice: the next `save_if_due` saves, waits until that is durable, and returns True.
         clock: Monotonic seconds, for `every_seconds`.
         lock_timeout_seconds: How long to wait for another process that writes to this run, before `RunLocked`; a
-            preempted job's old process may still be on its way out.
+            preempted job's old process may still be on its way out. A store that is passed in has its own.
 
     Raises:
-        TypeError: If the training or an interval is of another type.
-        ValueError: If an interval or `keep_last` is not positive.
+        TypeError: If the training, the store or an interval is of another type.
+        ValueError: If an interval or `keep_last` is not positive, or the store can't keep that many.
         StoreUnavailable: If the URL is of a kind that is not supported.
+        InvalidRecord: If there is no such precision.
 
     Guarantees:
         A checkpoint appears whole or not at all, and survives a power cut once its save has returned. Nothing older is
@@ -74,13 +79,14 @@ class Checkpointer:
     def __init__(
         self,
         training: Training,
-        url: str | os.PathLike[str],
+        url: str | os.PathLike[str] | Store,
         *,
         every_microbatches: int | None = None,
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep_last: int | None = None,
         background: bool = False,
+        precision: Precision = "native",
         signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGUSR1),
         clock: Callable[[], float] = time.monotonic,
         lock_timeout_seconds: float = 30.0,
@@ -92,11 +98,15 @@ class Checkpointer:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last must be at least 1, not {keep_last!r}")
         self._training = training
-        self._store = DirectoryStore(local_path(url), lock_timeout_seconds=lock_timeout_seconds)
-        self._key = os.path.realpath(self._store.path)
+        self._store = _store_of(url, lock_timeout_seconds)
+        if keep_last not in (None, 1) and not self._store.keeps_history:
+            raise ValueError(f"keep_last={keep_last}: {self._store.path} holds one checkpoint, the newest")
+        self._key = _key_of(self._store)
         self._cadence = Cadence(every_microbatches, every_steps, every_seconds, clock)
         self._keep_last = keep_last
         self._background = background
+        precision_name(precision)
+        self._precision = precision
         self._writer = BackgroundWriter()
         self._preemption = PreemptionFlag(signals)
         self._microbatch = 0
@@ -108,7 +118,7 @@ class Checkpointer:
 
     @property
     def path(self) -> str:
-        """The run's folder."""
+        """Where the run is."""
         return self._store.path
 
     @property
@@ -234,27 +244,29 @@ class Checkpointer:
         return None if found is None else found[1]
 
     def _newest_verified(self) -> tuple[Candidate, TrainingRecord] | None:
-        candidates = self._store.candidates()
-        reasons: list[StoreError] = []
-        for candidate in candidates:
-            try:
-                checkpoint = self._store.open(candidate)
-                return candidate, checkpoint.verify()
-            except _DAMAGED as error:
-                reasons.append(error)
-                warnings.warn(
-                    f"passed over {candidate.path}: {error}", SkippedCheckpointWarning, stacklevel=4
-                )
-        if reasons:
-            raise self._all_damaged(reasons)
-        return None
+        while True:
+            candidates = self._store.candidates()
+            reasons: list[StoreError] = []
+            for candidate in candidates:
+                try:
+                    return candidate, TrainingRecord.of(self._store.open(candidate).verify())
+                except _DAMAGED as error:
+                    reasons.append(error)
+                    warnings.warn(
+                        f"passed over {candidate.path}: {error}", SkippedCheckpointWarning, stacklevel=4
+                    )
+            if not reasons:
+                return None
+            # A reader without the lock may find each gone that it has listed: then there are others by now.
+            if candidates == self._store.candidates():
+                raise self._all_damaged(reasons)
 
     def _all_damaged(self, reasons: list[StoreError]) -> StoreError:
         newest = reasons[0]
         return type(newest)(
             f"no checkpoint of this run can be read; the newest: {newest.what}", code=newest.code, where=newest.where,
             expected=newest.expected, found=newest.found,
-            hint="move the damaged folders away to start afresh; resume never does that by itself",
+            hint="move what is damaged away to start afresh; resume never does that by itself",
         )  # fmt: skip
 
     def save_if_due(self, state: Any = None, *, step: int | None = None) -> bool:
@@ -336,7 +348,7 @@ class Checkpointer:
         self._has_joined = True
 
     def _put(self, record: TrainingRecord) -> CheckpointInfo:
-        info = self._store.put(record)
+        info = self._store.put(record.converted(self._precision))
         self._remove_expired(info.seq)
         return info
 
@@ -356,3 +368,18 @@ class Checkpointer:
         # The one we came from has proved that it restores; it stays until two newer ones exist.
         origin = self._resumed_from
         return [origin] if origin is not None and written - origin < 2 else []
+
+
+def _store_of(url: str | os.PathLike[str] | Store, lock_timeout_seconds: float) -> Store:
+    if isinstance(url, str | os.PathLike):
+        return store_at(url, lock_timeout_seconds=lock_timeout_seconds)
+    if not isinstance(url, Store):
+        raise TypeError(
+            f"Checkpointer(training, url): the second is a path, a URL or a Store, not {type(url).__name__}"
+        )
+    return url
+
+
+def _key_of(store: Store) -> str:
+    """Return what two stores of one run have in common."""
+    return os.path.realpath(store.path) if os.path.isabs(store.path) else store.path

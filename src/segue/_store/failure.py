@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 
 from segue.errors import StoreFull, StoreUnavailable
 
@@ -33,6 +35,15 @@ def unavailable(doing: str, path: str, error: OSError) -> StoreUnavailable:
     )
 
 
+@contextlib.contextmanager
+def explained(doing: str, path: str) -> Iterator[None]:
+    """Turn an `OSError` from inside into the error that `unavailable` makes."""
+    try:
+        yield
+    except OSError as error:
+        raise unavailable(doing, path, error) from error
+
+
 def not_safe(error: OSError) -> bool:
     """Tell whether opening failed because the name is a link, a folder or a socket: no file of ours."""
     return error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.ENOTDIR)
@@ -40,4 +51,6 @@ def not_safe(error: OSError) -> bool:
 
 def joined(folder: str, name: str) -> str:
     """Join a folder and a name that may be hostile: for messages, never for opening."""
-    return os.path.join(folder, name.replace("/", "\\/"))
+    shown = name.replace("/", "\\/")
+    # The folder of `memory://a` is `memory:`, as `os.path` has it.
+    return f"{folder}//{shown}" if folder.endswith(":") else os.path.join(folder, shown)

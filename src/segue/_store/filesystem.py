@@ -27,20 +27,8 @@ class WritableFile(Protocol):
         ...
 
 
-class Filesystem(Protocol):
-    """What a store needs. All methods raise `OSError`; directories and files are open descriptors."""
-
-    def open_directory(self, name: str, within: int | None = None, *, follow: bool = False) -> int:
-        """Open a directory by path, or by name within another; a symbolic link is an error unless `follow`."""
-        ...
-
-    def make_directory(self, name: str, within: int | None = None) -> None:
-        """Create a directory; an error if the name is taken."""
-        ...
-
-    def fsync_directory(self, directory: int) -> None:
-        """Make the names in a directory durable."""
-        ...
+class ReadableFilesystem(Protocol):
+    """What a reader needs. All methods raise `OSError`; directories and files are open descriptors."""
 
     def list_names(self, directory: int) -> list[str]:
         """Return all names in a directory but `.` and `..`, in any order."""
@@ -48,22 +36,6 @@ class Filesystem(Protocol):
 
     def lstat(self, name: str, within: int) -> os.stat_result:
         """Describe a name without following it."""
-        ...
-
-    def create_file(self, name: str, within: int) -> WritableFile:
-        """Create a file; an error if the name is taken, even by a dangling link."""
-        ...
-
-    def rename_noreplace(self, old: str, new: str, within: int) -> None:
-        """Give a file or a filled folder another name; `FileExistsError` if that is taken."""
-        ...
-
-    def unlink(self, name: str, within: int) -> None:
-        """Remove a name that is no directory; a link itself, not what it points to."""
-        ...
-
-    def remove_directory(self, name: str, within: int) -> None:
-        """Remove an empty directory."""
         ...
 
     def open_file(self, name: str, within: int) -> int:
@@ -82,6 +54,42 @@ class Filesystem(Protocol):
         """Close a directory or a file opened for reading."""
         ...
 
+
+class Filesystem(ReadableFilesystem, Protocol):
+    """What a store needs: the rest of it."""
+
+    def open_directory(self, name: str, within: int | None = None, *, follow: bool = False) -> int:
+        """Open a directory by path, or by name within another; a symbolic link is an error unless `follow`."""
+        ...
+
+    def make_directory(self, name: str, within: int | None = None) -> None:
+        """Create a directory; an error if the name is taken."""
+        ...
+
+    def fsync_directory(self, directory: int) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def create_file(self, name: str, within: int) -> WritableFile:
+        """Create a file; an error if the name is taken, even by a dangling link."""
+        ...
+
+    def rename_noreplace(self, old: str, new: str, within: int) -> None:
+        """Give a file or a filled folder another name; `FileExistsError` if that is taken."""
+        ...
+
+    def rename_replace(self, old: str, new: str, within: int) -> None:
+        """Give a file another name, in one step, also if another file has it, which is then gone."""
+        ...
+
+    def unlink(self, name: str, within: int) -> None:
+        """Remove a name that is no directory; a link itself, not what it points to."""
+        ...
+
+    def remove_directory(self, name: str, within: int) -> None:
+        """Remove an empty directory."""
+        ...
+
     def free_bytes(self, directory: int) -> int:
         """Return how many bytes this user can still write."""
         ...
@@ -94,8 +102,12 @@ class Filesystem(Protocol):
         """Give the lock back."""
         ...
 
+    def lock_holder(self, directory: int) -> str:
+        """Say who has the lock, as far as can be told; never fails."""
+        ...
 
-def close_quietly(filesystem: Filesystem, descriptor: int) -> None:
+
+def close_quietly(filesystem: ReadableFilesystem, descriptor: int) -> None:
     """Close what was only read: nothing was written through it that an error could be about."""
     with contextlib.suppress(OSError):
         filesystem.close(descriptor)

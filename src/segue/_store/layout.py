@@ -1,4 +1,4 @@
-"""Names of files and folders in a run: the only names that are ever written, trusted or removed."""
+"""Names of files and folders: the only names that are ever written, trusted or removed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ MANIFEST_FILE = "manifest.json"
 COMMIT_FILE = "commit"
 TENSOR_FILES = (MODEL_FILE, TRAINING_FILE)
 DATA_FILES = (*TENSOR_FILES, STATE_FILE)
+FILE_SUFFIX = ".segue"
+"""What a path ends in that means one file and not a folder."""
 CHECKPOINT_FILES = (*DATA_FILES, MANIFEST_FILE, COMMIT_FILE)
 
 MAX_SEQ = 10**18 - 1
@@ -47,6 +49,22 @@ def temporary_run_name(attempt: str) -> str:
 def trash_name(seq: int, attempt: str) -> str:
     """Name the folder of a checkpoint that is being removed."""
     return f".trash-{seq:09d}.{attempt}"
+
+
+def temporary_file_name(name: str, attempt: str) -> str:
+    """Name a single file while it is being written, beside its place."""
+    return f".{name}.tmp-{attempt}"
+
+
+def is_temporary_file(temporary: str, name: str) -> bool:
+    """Tell whether a name is one that `temporary_file_name` makes for this file."""
+    prefix = temporary_file_name(name, "")
+    return temporary.startswith(prefix) and is_attempt(temporary[len(prefix) :])
+
+
+def lock_name(name: str) -> str:
+    """Name the folder beside a single file that its writer holds locked."""
+    return f".{name}.lock"
 
 
 def is_litter(name: str) -> bool:

@@ -67,6 +67,9 @@ class LocalFilesystem:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), old, None, new) from error
             raise
 
+    def rename_replace(self, old: str, new: str, within: int) -> None:
+        os.rename(old, new, src_dir_fd=within, dst_dir_fd=within)
+
     def unlink(self, name: str, within: int) -> None:
         os.unlink(name, dir_fd=within)
 
@@ -94,6 +97,21 @@ class LocalFilesystem:
 
     def unlock(self, directory: int) -> None:
         fcntl.flock(directory, fcntl.LOCK_UN)
+
+    def lock_holder(self, directory: int) -> str:
+        # Asked of the kernel; nobody writes it down, since that would go stale.
+        with contextlib.suppress(OSError, ValueError):
+            inode = os.fstat(directory).st_ino
+            with open("/proc/locks", encoding="ascii") as table:
+                for line in table:
+                    fields = line.split()
+                    if (
+                        fields[1] == "FLOCK"
+                        and fields[5].rsplit(":", 1)[-1] == str(inode)
+                        and int(fields[4]) > 0
+                    ):
+                        return f"process {fields[4]} on this machine"
+        return "another process, not visible from here,"
 
 
 class _LocalFile:

@@ -1,4 +1,4 @@
-"""One writer for each run: a lock on the run's folder itself, so that there is no lock file to leak or to delete."""
+"""One writer for each run: a lock on a folder, which the kernel gives back when its holder dies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 
 from segue._store.failure import UNLOCKABLE
 from segue._store.filesystem import Filesystem, close_quietly
-from segue.errors import RunLocked, StoreWarning
+from segue.errors import RunLocked, StoreError, StoreWarning
 
 _POLL_SECONDS = 0.05
 _SILENT_SECONDS = 1.0
@@ -20,12 +20,21 @@ _SILENT_SECONDS = 1.0
 class RootLock:
     """An open and locked folder. The kernel gives the lock back when this process ends, however it ends."""
 
-    def __init__(self, filesystem: Filesystem, descriptor: int, path: str) -> None:
+    def __init__(self, filesystem: Filesystem, descriptor: int, path: str, without: str) -> None:
+        """Take charge of an open folder.
+
+        Args:
+            filesystem: That of the folder.
+            descriptor: Closed when the lock is given back.
+            path: For messages.
+            without: What a run has to do without where the filesystem cannot lock, as a sentence.
+        """
         self.descriptor = descriptor
         self.exclusive = False
         """Whether the filesystem can lock at all: else another writer cannot be told from a dead one."""
         self._filesystem = filesystem
         self._path = path
+        self._without = without
         # A store that is dropped without a release must not keep its run locked for the rest of the process.
         self._closer = weakref.finalize(self, close_quietly, filesystem, descriptor)
 
@@ -50,9 +59,9 @@ class RootLock:
             except BlockingIOError as error:
                 if time.monotonic() >= deadline:
                     raise RunLocked(
-                        f"{_holder(self.descriptor)} is writing to this run",
+                        f"{self._filesystem.lock_holder(self.descriptor)} is writing to this run",
                         where=self._path,
-                        hint="stop it, or give this run a folder of its own",
+                        hint="stop it, or give this run a place of its own",
                     ) from error
                 if not has_told and time.monotonic() >= silent_until:
                     has_told = True
@@ -71,7 +80,7 @@ class RootLock:
     def _warn_waiting(self, timeout_seconds: float) -> None:
         warnings.warn(
             StoreWarning(
-                f"{self._path}: {_holder(self.descriptor)} is writing to this run; waiting {timeout_seconds:g} s for it"
+                f"{self._path}: {self._filesystem.lock_holder(self.descriptor)} is writing to this run; waiting {timeout_seconds:g} s for it"
             ),
             stacklevel=2,
         )
@@ -80,7 +89,7 @@ class RootLock:
         warnings.warn(
             StoreWarning(
                 f"{self._path}: this filesystem cannot lock; make sure that only one process writes to this run. "
-                "Nothing stored will be removed."
+                f"{self._without}"
             ),
             stacklevel=2,
         )
@@ -99,8 +108,7 @@ class RootLock:
         Else it outlives a killed trainer for as long as its data workers do.
         """
         if self._closer.detach() is not None:
-            with contextlib.suppress(OSError):
-                os.close(self.descriptor)
+            close_quietly(self._filesystem, self.descriptor)
 
 
 _HELD: weakref.WeakSet[RootLock] = weakref.WeakSet()
@@ -115,13 +123,8 @@ def _drop_all_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_all_in_child)
 
 
-def _holder(descriptor: int) -> str:
-    """Name who has the lock, as far as this machine can tell; nobody writes that down, since it would go stale."""
-    with contextlib.suppress(OSError, ValueError):
-        inode = os.fstat(descriptor).st_ino
-        with open("/proc/locks", encoding="ascii") as table:
-            for line in table:
-                fields = line.split()
-                if fields[1] == "FLOCK" and fields[5].rsplit(":", 1)[-1] == str(inode) and int(fields[4]) > 0:
-                    return f"process {fields[4]} on this machine"
-    return "another process, not visible from here,"
+def not_acquired(path: str) -> StoreError:
+    """Make the error for writing without the lock."""
+    return StoreError(
+        "this store is not open for writing; call acquire first", code="store.not_acquired", where=path
+    )

@@ -1,9 +1,12 @@
-"""A new file being filled: many small pieces gathered into few writes, large ones written from where they are."""
+"""New files being filled: many small pieces gathered into few writes, large ones written from where they are."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
+from typing import Protocol
 
 from segue._store.filesystem import Filesystem, WritableFile
 
@@ -56,11 +59,32 @@ class Output:
         self._file.close()
 
 
-def write_file(filesystem: Filesystem, folder: int, name: str, data: bytes) -> None:
-    """Create a small file with these contents, durably; its name is durable only once the folder is."""
-    output = Output(filesystem.create_file(name, folder))
-    try:
+class Files(Protocol):
+    """Takes the files of a checkpoint, one after the other."""
+
+    def file(self, name: str, num_bytes: int) -> contextlib.AbstractContextManager[Output]:
+        """Begin a file of a size that is known before; its output is ended by leaving the context."""
+        ...
+
+
+class FolderFiles:
+    """Files of their own in an open directory, each durable when it is left; their names only once the folder is."""
+
+    def __init__(self, filesystem: Filesystem, folder: int) -> None:
+        self._filesystem = filesystem
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def file(self, name: str, num_bytes: int) -> Iterator[Output]:
+        output = Output(self._filesystem.create_file(name, self._folder))
+        try:
+            yield output
+            output.finish()
+        finally:
+            output.close()
+
+
+def write_file(files: Files, name: str, data: bytes) -> None:
+    """Write a small file with these contents."""
+    with files.file(name, len(data)) as output:
         output.add(memoryview(data))
-        output.finish()
-    finally:
-        output.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import stat
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -21,8 +20,8 @@ from segue._store import layout, manifest, strict_json
 from segue._store.checksum import commit_line, digest
 from segue._store.codec import check_header
 from segue._store.contents import MAX_STATE_BYTES, assemble
-from segue._store.failure import joined, not_safe, unavailable
-from segue._store.filesystem import Filesystem
+from segue._store.failure import joined
+from segue._store.folder import Folder
 from segue._store.manifest import FileEntry, Manifest, TensorEntry
 from segue._store.output import SLICE_BYTES
 from segue._store.stored_bytes import OpenFile, StoredBytes
@@ -49,72 +48,6 @@ class CheckpointInfo:
     attempt: str
     step: int | None
     microbatch: int | None
-
-
-class Folder:
-    """An open directory from which files are opened safely."""
-
-    def __init__(self, filesystem: Filesystem, descriptor: int, path: str) -> None:
-        self.filesystem = filesystem
-        self.descriptor = descriptor
-        self.path = path
-
-    def path_of(self, name: str) -> str:
-        """Return the path of a file, for messages."""
-        return joined(self.path, name)
-
-    def names(self) -> set[str]:
-        """Return all names in it.
-
-        Raises:
-            StoreUnavailable: If it can't be listed.
-        """
-        try:
-            return set(self.filesystem.list_names(self.descriptor))
-        except OSError as error:
-            raise unavailable("list a folder", self.path, error) from error
-
-    def open_file(self, name: str) -> OpenFile:
-        """Open a regular file for reading.
-
-        Raises:
-            IncompleteCheckpoint: If there is none of that name.
-            UnsafeCheckpoint: If it is a link, a folder, a FIFO, a device or a socket.
-            StoreUnavailable: If it can't be opened.
-        """
-        path = self.path_of(name)
-        try:
-            # Looked at before opening, since opening a device can already do something; and after, since the name
-            # may have been swapped between the two.
-            self._check_regular(self.filesystem.lstat(name, self.descriptor).st_mode, path)
-            file = OpenFile(self.filesystem, self.filesystem.open_file(name, self.descriptor), path)
-            self._check_regular(file.mode, path)
-        except FileNotFoundError as error:
-            raise IncompleteCheckpoint("a file is missing", where=path) from error
-        except OSError as error:
-            if not_safe(error):
-                raise UnsafeCheckpoint("not a regular file", where=path) from error
-            raise unavailable("open a stored file", path, error) from error
-        return file
-
-    @staticmethod
-    def _check_regular(mode: int, path: str) -> None:
-        if not stat.S_ISREG(mode):
-            raise UnsafeCheckpoint("not a regular file", where=path, found=stat.filemode(mode))
-
-    def read_file(self, name: str, max_bytes: int) -> bytes:
-        """Read a whole small file; its size is limited before any memory is taken.
-
-        Raises:
-            CorruptCheckpoint: If it is larger than `max_bytes`.
-        """
-        file = self.open_file(name)
-        try:
-            if file.size > max_bytes:
-                raise CorruptCheckpoint("too large", where=file.path, expected=max_bytes, found=file.size)
-            return bytes(file.read(file.size))
-        finally:
-            file.close()
 
 
 def read_manifest(folder: Folder) -> tuple[Manifest, int]:

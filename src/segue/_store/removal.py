@@ -6,9 +6,9 @@ import stat
 import warnings
 
 from segue._store import layout
-from segue._store.commit import Place
 from segue._store.failure import joined
 from segue._store.filesystem import close_quietly
+from segue._store.place import Place
 from segue.errors import StoreWarning
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 
 from segue._store import layout, strict_json
-from segue._store.commit import Place
+from segue._store.folder import Folder
 from segue._store.manifest import check_version
-from segue._store.output import write_file
-from segue._store.reader import Folder
+from segue._store.output import FolderFiles, write_file
+from segue._store.place import Place
 from segue.errors import CorruptCheckpoint
 
 FORMAT = "segue run"
@@ -52,7 +52,7 @@ def create_run(place: Place, run: str, attempt: str) -> None:
     text = strict_json.dump({"format": FORMAT, "version": VERSION, "run": run}) + "\n"
     try:
         # fsynced under another name, then renamed: a kill or a power cut leaves no half-written identity.
-        write_file(filesystem, root, temporary, text.encode("ascii"))
+        write_file(FolderFiles(filesystem, root), temporary, text.encode("ascii"))
         filesystem.rename_noreplace(temporary, layout.RUN_FILE, root)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from segue._store import layout
-from segue._store.reader import Folder
+from segue._store.folder import Folder
 
 
 @dataclass(frozen=True)

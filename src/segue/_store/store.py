@@ -1,79 +1,32 @@
-"""The place of a run's checkpoints."""
+"""A run in a folder, with all its checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol
 
 from segue._record.training import TrainingRecord
 from segue._store import layout
 from segue._store.ancestors import make_durable_directory
-from segue._store.commit import Identity, Place, commit
+from segue._store.commit import commit
 from segue._store.contents import Contents, lay_out
-from segue._store.failure import not_safe, unavailable
-from segue._store.filesystem import Filesystem, close_quietly
-from segue._store.local import LocalFilesystem
-from segue._store.lock import RootLock
-from segue._store.reader import CheckpointInfo, Folder, StoredCheckpoint, info_of, open_folder, read_manifest
+from segue._store.failure import explained, unavailable
+from segue._store.filesystem import Filesystem
+from segue._store.folder import Folder, opened_folder
+from segue._store.lock import RootLock, not_acquired
+from segue._store.place import Identity, Place, new_attempt
+from segue._store.reader import CheckpointInfo, StoredCheckpoint, info_of, open_folder, read_manifest
 from segue._store.removal import remove_checkpoint, sweep
 from segue._store.run_file import create_run, read_run
 from segue._store.scan import Candidate, scan
-from segue.errors import (
-    CheckpointExists,
-    CheckpointNotFound,
-    IncompleteCheckpoint,
-    StoreError,
-    UnsafeCheckpoint,
-)
+from segue._store.url import absolute, filesystem_at
+from segue.errors import CheckpointExists, CheckpointNotFound, IncompleteCheckpoint, UnsafeCheckpoint
 
 _NAME_TRIES = 8
-
-
-def new_attempt() -> str:
-    """Make an id that nobody can guess or has used: 16 hexadecimal digits."""
-    return secrets.token_hex(8)
-
-
-class Store(Protocol):
-    """Where the checkpoints of one run are kept. One writer at a time; any number of readers, without the lock."""
-
-    def acquire(self) -> None:
-        """Become the writer: lock the run, remove the litter of dead writers, create the run if it is new."""
-        ...
-
-    def release(self) -> None:
-        """Stop being the writer; may be called again."""
-        ...
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run; needs the lock."""
-        ...
-
-    def put(self, record: TrainingRecord) -> CheckpointInfo:
-        """Store a record as the newest checkpoint, durably, all or nothing; needs the lock."""
-        ...
-
-    def candidates(self) -> list[Candidate]:
-        """List what could be checkpoints, newest first."""
-        ...
-
-    def open(self, candidate: Candidate) -> StoredCheckpoint:
-        """Open one for reading, its manifest and headers verified."""
-        ...
-
-    def summary(self, candidate: Candidate) -> CheckpointInfo:
-        """Read what a listing shows, from the manifest alone."""
-        ...
-
-    def remove(self, candidate: Candidate) -> None:
-        """Take one away; needs the lock. A failure warns."""
-        ...
+_WITHOUT_LOCK = "Nothing stored will be removed."
 
 
 class DirectoryStore:
@@ -86,6 +39,8 @@ class DirectoryStore:
         new_attempt: Makes ids for attempts and the run; tests pass one that repeats.
     """
 
+    keeps_history = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -94,8 +49,8 @@ class DirectoryStore:
         lock_timeout_seconds: float = 30.0,
         new_attempt: Callable[[], str] = new_attempt,
     ) -> None:
-        self.path = os.path.abspath(root)
-        self._filesystem = filesystem or LocalFilesystem()
+        self.path = absolute(root)
+        self._filesystem = filesystem or filesystem_at(self.path)
         self._lock_timeout_seconds = lock_timeout_seconds
         self._new_attempt = new_attempt
         self._lock: RootLock | None = None
@@ -115,10 +70,10 @@ class DirectoryStore:
         """
         if self._lock is not None and self._lock.held:
             return
-        with self._explained("open the run for writing"):
+        with explained("open the run for writing", self.path):
             make_durable_directory(self._filesystem, self.path)
             descriptor = self._filesystem.open_directory(self.path, follow=True)
-            lock = RootLock(self._filesystem, descriptor, self.path)
+            lock = RootLock(self._filesystem, descriptor, self.path, _WITHOUT_LOCK)
             try:
                 lock.take(self._lock_timeout_seconds)
                 place = Place(self._filesystem, descriptor, self.path)
@@ -166,7 +121,7 @@ class DirectoryStore:
             StoreError: Before the first `acquire`.
         """
         if self._run_id is None:
-            raise _not_acquired(self.path)
+            raise not_acquired(self.path)
         return self._run_id
 
     def put(self, record: TrainingRecord) -> CheckpointInfo:
@@ -209,7 +164,7 @@ class DirectoryStore:
 
     def _place(self) -> Place:
         if self._lock is None or not self._lock.held:
-            raise _not_acquired(self.path)
+            raise not_acquired(self.path)
         return Place(self._filesystem, self._lock.descriptor, self.path)
 
     def candidates(self) -> list[Candidate]:
@@ -234,7 +189,7 @@ class DirectoryStore:
             CorruptCheckpoint: If its parts do not fit together.
             UnsupportedFormat: If a newer segue wrote it.
         """
-        with self._opened_root() as root, self._opened(candidate, root) as folder:
+        with self._opened(candidate) as (root, folder):
             run = _run_of(root)
             checkpoint = open_folder(folder, seq=candidate.seq)
             if checkpoint.manifest.run != run:
@@ -253,7 +208,7 @@ class DirectoryStore:
         Raises:
             StoreError: As `open` does, for commit line and manifest.
         """
-        with self._opened_root() as root, self._opened(candidate, root) as folder:
+        with self._opened(candidate) as (_, folder):
             description, manifest_bytes = read_manifest(folder)
             return info_of(description, manifest_bytes, candidate.path)
 
@@ -269,62 +224,25 @@ class DirectoryStore:
         if self._lock is not None and self._lock.exclusive:
             remove_checkpoint(place, candidate.name, layout.trash_name(candidate.seq, self._new_attempt()))
 
-    @contextlib.contextmanager
-    def _opened_root(self) -> Iterator[Folder]:
-        try:
-            descriptor = self._filesystem.open_directory(self.path, follow=True)
-        except FileNotFoundError as error:
-            raise CheckpointNotFound("no such run", where=self.path) from error
-        except OSError as error:
-            raise unavailable("open the run", self.path, error) from error
-        with _closing(self._filesystem, descriptor):
-            yield self._folder(descriptor)
+    def _opened_root(self) -> contextlib.AbstractContextManager[Folder]:
+        return opened_folder(self._filesystem, self.path, self.path, None, follow=True)
 
     @contextlib.contextmanager
-    def _opened(self, candidate: Candidate, root: Folder) -> Iterator[Folder]:
-        with opened_checkpoint(self._filesystem, candidate.name, candidate.path, root.descriptor) as folder:
-            yield folder
+    def _opened(self, candidate: Candidate) -> Iterator[tuple[Folder, Folder]]:
+        with (
+            self._opened_root() as root,
+            opened_folder(self._filesystem, candidate.name, candidate.path, root.descriptor) as folder,
+        ):
+            try:
+                yield root, folder
+            except IncompleteCheckpoint as error:
+                # A reader without the lock can open a folder just before its files are taken away.
+                if candidate.name in root.names():
+                    raise
+                raise CheckpointNotFound("removed while it was being opened", where=candidate.path) from error
 
     def _folder(self, descriptor: int) -> Folder:
         return Folder(self._filesystem, descriptor, self.path)
-
-    @contextlib.contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise unavailable(doing, self.path, error) from error
-
-
-@contextlib.contextmanager
-def opened_checkpoint(
-    filesystem: Filesystem, name: str, path: str, within: int | None, *, follow: bool = False
-) -> Iterator[Folder]:
-    """Open the folder of a checkpoint, and close it afterwards.
-
-    Raises:
-        CheckpointNotFound: If there is nothing of that name.
-        UnsafeCheckpoint: If it is a link or no folder.
-        StoreUnavailable: If it can't be opened.
-    """
-    try:
-        descriptor = filesystem.open_directory(name, within, follow=follow)
-    except FileNotFoundError as error:
-        raise CheckpointNotFound("no such checkpoint", where=path) from error
-    except OSError as error:
-        if not_safe(error):
-            raise UnsafeCheckpoint("not a folder", where=path) from error
-        raise unavailable("open the checkpoint", path, error) from error
-    with _closing(filesystem, descriptor):
-        yield Folder(filesystem, descriptor, path)
-
-
-@contextlib.contextmanager
-def _closing(filesystem: Filesystem, descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        close_quietly(filesystem, descriptor)
 
 
 def _run_of(root: Folder) -> str:
@@ -339,10 +257,4 @@ def _without_run(path: str) -> IncompleteCheckpoint:
         f"checkpoints, but no {layout.RUN_FILE}: whose are they?",
         where=path,
         hint=f"copy {layout.RUN_FILE} of the original run here, or open one checkpoint by its own path",
-    )
-
-
-def _not_acquired(path: str) -> StoreError:
-    return StoreError(
-        "this store is not open for writing; call acquire first", code="store.not_acquired", where=path
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from segue._store.checksum import BLOCK_BYTES, BlockHasher, digest
 from segue._store.failure import unavailable
-from segue._store.filesystem import Filesystem, close_quietly
+from segue._store.filesystem import ReadableFilesystem, close_quietly
 from segue._store.output import SLICE_BYTES
 from segue.errors import CorruptCheckpoint, StoreUnavailable
 
@@ -16,7 +16,7 @@ from segue.errors import CorruptCheckpoint, StoreUnavailable
 class OpenFile:
     """A file open for reading. It stays readable when its name is removed, until the last tensor of it is gone."""
 
-    def __init__(self, filesystem: Filesystem, descriptor: int, path: str) -> None:
+    def __init__(self, filesystem: ReadableFilesystem, descriptor: int, path: str) -> None:
         self.path = path
         self._filesystem = filesystem
         self._descriptor = descriptor

@@ -9,9 +9,8 @@ from segue._record.tensors import ByteSource, read_bytes
 from segue._store.checksum import BLOCK_BYTES, BlockHasher, digest
 from segue._store.codec import Placed
 from segue._store.contents import FilePlan, TensorPlan
-from segue._store.filesystem import Filesystem
 from segue._store.manifest import Chunk, TensorEntry
-from segue._store.output import SLICE_BYTES, Output
+from segue._store.output import SLICE_BYTES, Files, Output
 
 
 @runtime_checkable
@@ -23,8 +22,8 @@ class Sliced(Protocol):
         ...
 
 
-def write_tensors(filesystem: Filesystem, folder: int, file: str, plan: FilePlan) -> dict[str, TensorEntry]:
-    """Create a tensor file, durably.
+def write_tensors(files: Files, file: str, plan: FilePlan) -> dict[str, TensorEntry]:
+    """Write a tensor file.
 
     Returns:
         The index entries by reference, in the order of the data.
@@ -36,16 +35,11 @@ def write_tensors(filesystem: Filesystem, folder: int, file: str, plan: FilePlan
     Cost:
         One pass over the bytes; at most 16 MiB of memory beyond the record.
     """
-    output = Output(filesystem.create_file(file, folder))
-    try:
+    with files.file(file, plan.size) as output:
         output.add(memoryview(plan.head))
-        entries = {
+        return {
             tensor.reference: _write_tensor(output, file, tensor, placed) for tensor, placed in plan.tensors
         }
-        output.finish()
-    finally:
-        output.close()
-    return entries
 
 
 def _write_tensor(output: Output, file: str, plan: TensorPlan, placed: Placed) -> TensorEntry:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from urllib.parse import unquote, urlsplit
 
+from segue._store.filesystem import Filesystem
+from segue._store.local import LocalFilesystem
+from segue._store.memory import PROCESS_MEMORY
 from segue.errors import StoreUnavailable
 
+_MEMORY = "memory"
 
-def local_path(url: str | os.PathLike[str]) -> str:
-    """Return the local path that a path or `file://` URL names, made absolute now: programs change directory.
+
+def path_of(url: str | os.PathLike[str]) -> str:
+    """Return what a path or URL names, as stores take it: an absolute local path, or a `memory://` URL as it is.
+
+    Absolute now, since programs change directory.
 
     Raises:
         StoreUnavailable: If it names another kind of place.
@@ -20,8 +27,72 @@ def local_path(url: str | os.PathLike[str]) -> str:
     if "://" not in text:
         return os.path.abspath(os.path.expanduser(text))
     parts = urlsplit(text)
+    if parts.scheme == _MEMORY:
+        return _memory_path(text)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise StoreUnavailable(
-            "only local directories are supported yet", code="store.url", where=text, found=parts.scheme
-        )
+            "a checkpoint's place is a local path, or in memory", code="store.url", where=text,
+            found=parts.scheme, expected="file:// or memory://",
+        )  # fmt: skip
     return unquote(parts.path)
+
+
+def _memory_path(text: str) -> str:
+    names = [name for name in text.partition("://")[2].split("/") if name]
+    if not names or {".", ".."} & set(names):
+        raise StoreUnavailable(
+            "a place in memory needs a name", code="store.url", where=text, expected="memory://name"
+        )
+    return f"{_MEMORY}://{'/'.join(names)}"
+
+
+def local_path(url: str | os.PathLike[str]) -> str:
+    """Return the local path that a path or `file://` URL names; for those who can't look into this process.
+
+    Raises:
+        StoreUnavailable: If it names another kind of place.
+    """
+    path = path_of(url)
+    if is_memory(path):
+        raise StoreUnavailable(
+            "what is in memory is known only to the process that has it", code="store.url", where=path
+        )
+    return path
+
+
+def is_memory(path: str) -> bool:
+    """Tell whether a path is one in the memory of a process."""
+    return path.startswith(f"{_MEMORY}://")
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Make a path absolute; a URL is so already."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.abspath(text)
+
+
+def filesystem_at(path: str) -> Filesystem:
+    """Return the filesystem that an absolute path is in."""
+    return PROCESS_MEMORY if is_memory(path) else LocalFilesystem()
+
+
+def without_links(path: str) -> str:
+    """Follow the symbolic links in an absolute path."""
+    return path if is_memory(path) else os.path.realpath(path)
+
+
+def forget(url: str) -> bool:
+    """Drop what is at a `memory://` URL, a run or a checkpoint, to free its memory.
+
+    Returns:
+        Whether there was anything. Records that were read from it stay readable.
+
+    Raises:
+        StoreUnavailable: If the URL is of another kind: nothing on a disk is deleted by this.
+    """
+    path = path_of(url)
+    if not is_memory(path):
+        raise StoreUnavailable(
+            "not a place in memory", code="store.url", where=path, expected="memory://name"
+        )
+    return PROCESS_MEMORY.forget(path)
