@@ -139,3 +139,13 @@ def test_in_inference_mode_it_is_read_each_time():
         first = base_identity(model)
         model.a.add_(1)
         assert base_identity(model) != first
+
+
+def test_a_model_that_was_rounded_and_came_back_to_its_address_is_another_base():
+    model = nn.Linear(3000, 3000).requires_grad_(False)
+    first, address, version = base_identity(model), model.weight.data_ptr(), model.weight._version
+    for _ in range(10):
+        model.bfloat16().float()
+        if (model.weight.data_ptr(), model.weight._version) == (address, version):
+            break
+    assert base_identity(model) != first

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import xxhash
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
 from segue._capture.adapters import base_places, refuse_merged
@@ -29,8 +30,12 @@ BLOCK_BYTES = 64 * 2**20
 # What a forward changes though nothing is trained: always state, never base.
 _RUNNING_STATISTICS = (nn.modules.batchnorm._NormBase,)
 
-Mark = tuple[tuple[int, int], ...]
-"""Address and version counter of each part of a tensor: as long as it is the same, so are the bytes."""
+Mark = tuple[tuple[StorageWeakRef, int, int], ...]
+"""Memory, place in it and version counter of each part of a tensor: as long as it is the same, so are the bytes.
+
+A weak reference and no address: `model.bfloat16().float()` rounds, and may come back to the very address that it began
+with, since it replaces `.data`, which no version counter sees (torch 2.13).
+"""
 
 _digests: MutableMapping[torch.Tensor, tuple[Mark, str]] = WeakIdKeyDictionary()
 
@@ -73,12 +78,9 @@ def base_identity(model: nn.Module) -> BaseIdentity:
         No.
     """
     refuse_merged(model, "model")
-    places = base_places_of(model, "model")
-    frozen = {
-        places[name].name: item
-        for name, item in named_tensors(model, "model").items()
-        if is_base(item, places[name])
-    }
+    tensors = named_tensors(model, "model")
+    places = base_places_of(model, "model", tensors)
+    frozen = {places[name].name: item for name, item in tensors.items() if is_base(item, places[name])}
     if not frozen:
         raise UnsupportedState(
             "nothing of this model is frozen, so it has no base", code="base.nothing_frozen", where="model",
@@ -107,7 +109,7 @@ def is_base(item: NamedTensor, place: BasePlace) -> bool:
     return not (place.is_adapter or place.is_statistic)
 
 
-def base_places_of(module: nn.Module, scope: str) -> dict[str, BasePlace]:
+def base_places_of(module: nn.Module, scope: str, tensors: Mapping[str, NamedTensor]) -> dict[str, BasePlace]:
     """Find for each tensor, by canonical name, where it stands in the model without adapters.
 
     A tied tensor has the first of its names there; it is part of an adapter, or a statistic, if it is so anywhere.
@@ -115,7 +117,7 @@ def base_places_of(module: nn.Module, scope: str) -> dict[str, BasePlace]:
     by_path = {path: (base_path, within) for path, base_path, within in base_places(module)}
     owners = dict(walk(module, scope))
     found = {}
-    for name, item in named_tensors(module, scope).items():
+    for name, item in tensors.items():
         places = []
         for alias in item.aliases:
             path, _, own = alias.rpartition(".")
@@ -133,7 +135,10 @@ def mark_of(tensor: torch.Tensor) -> Mark | None:
     parts = [part for _, part in plain_parts(tensor)]
     if any(part.is_inference() for part in parts):
         return None
-    return tuple((part.data_ptr(), part._version) for part in parts)
+    return tuple(
+        (StorageWeakRef(part.untyped_storage()), int(part.storage_offset()), part._version)  # type: ignore[no-untyped-call]
+        for part in parts
+    )
 
 
 def tensor_digest(tensor: torch.Tensor, where: str) -> str:

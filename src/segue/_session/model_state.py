@@ -6,7 +6,7 @@ plans the writes, with the same promises as everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from segue._capture.module import capture_module, check_module, contract_of, mod
 from segue._capture.naming import NamedTensor, named_tensors
 from segue._capture.staging import is_of_class, type_name
 from segue._record.base import BaseIdentity, BaseRecord
+from segue._record.contract import TrainableContract
 from segue._record.sections import ComponentRecord, ModuleRecord
 from segue._record.training import TrainingRecord
 from segue._record.tree import thaw
@@ -212,28 +213,31 @@ class PartialModel:
         self._setting = setting
         # With a base of the caller's naming nobody has read it: what it was when it was bound is what it is.
         self._marks: dict[str, Mark | None] = {}
+        candidates = list(self._candidates(named_tensors(model, "model")))
         if isinstance(setting.base, BaseIdentity):
-            self._refuse_rewritten(setting.base)
+            self._refuse_rewritten(setting.base, candidates)
         else:
             self._marks = {
-                name: mark_of(item.tensor) for name, item, _ in self._candidates() if item.tensor is not None
+                name: mark_of(item.tensor) for name, item, _ in candidates if item.tensor is not None
             }
 
     def objects(self) -> dict[str, Any]:
         return {}
 
-    def _candidates(self) -> Iterator[tuple[str, NamedTensor, BasePlace]]:
+    def _candidates(self, tensors: Mapping[str, NamedTensor]) -> Iterator[tuple[str, NamedTensor, BasePlace]]:
         """Yield the tensors that may be left out if they are still the base's."""
-        places, setting = base_places_of(self.model, "model"), self._setting
-        for name, item in named_tensors(self.model, "model").items():
+        places, setting = base_places_of(self.model, "model", tensors), self._setting
+        for name, item in tensors.items():
             kept = matches(setting.keep, item, False) or matches(setting.trainable, item, False)
             if is_base(item, places[name]) and not kept and matches(setting.omit, item, True):
                 yield name, item, places[name]
 
-    def _refuse_rewritten(self, base: BaseIdentity) -> None:
+    def _refuse_rewritten(
+        self, base: BaseIdentity, candidates: list[tuple[str, NamedTensor, BasePlace]]
+    ) -> None:
         rewritten = [
             name
-            for name, item, place in self._candidates()
+            for name, item, place in candidates
             if item.kind == "parameter"
             and place.name in base.tensors
             and not self._is_unchanged(name, item, place)
@@ -255,7 +259,7 @@ class PartialModel:
         mark = mark_of(item.tensor)
         return mark is not None and name in self._marks and self._marks[name] == mark
 
-    def base(self) -> BaseRecord:
+    def _base(self, tensors: Mapping[str, NamedTensor], contract: TrainableContract) -> BaseRecord:
         """Tell what is left out at this moment.
 
         Raises:
@@ -263,34 +267,22 @@ class PartialModel:
                 into the base.
         """
         refuse_merged(self.model, "model")
-        self._refuse_others_trained()
+        self._refuse_others_trained(tensors)
         base = self._setting.base
         omitted: dict[str, str | None] = {
             name: base.tensors[place.name] if isinstance(base, BaseIdentity) else None
-            for name, item, place in self._candidates()
+            for name, item, place in self._candidates(tensors)
             if self._is_unchanged(name, item, place)
         }
-        for sharing in contract_of(self.model, "model").sharing:
-            members = set(self._own_names(sharing.members))
-            if not members <= omitted.keys():
-                omitted = {name: digest for name, digest in omitted.items() if name not in members}
+        for name in _beside_kept(omitted, tensors, contract):
+            del omitted[name]
         source, identity = ("digest", base.digest) if isinstance(base, BaseIdentity) else ("declared", base)
         return BaseRecord(source, identity, dict(sorted(omitted.items())))
 
-    def _own_names(self, members: Collection[str]) -> Iterator[str]:
-        """Yield the canonical names of what takes part in a sharing: members are aliases, and parts of tensors."""
-        for name, item in named_tensors(self.model, "model").items():
-            if any(
-                member == alias or member.startswith(f"{alias}.")
-                for member in members
-                for alias in item.aliases
-            ):
-                yield name
-
-    def _refuse_others_trained(self) -> None:
+    def _refuse_others_trained(self, tensors: Mapping[str, NamedTensor]) -> None:
         outside = [
             name
-            for name, item in named_tensors(self.model, "model").items()
+            for name, item in tensors.items()
             if item.tensor is not None
             and item.tensor.requires_grad
             and not matches(self._setting.trainable, item, True)
@@ -302,7 +294,7 @@ class PartialModel:
             )  # fmt: skip
 
     def capture(self) -> tuple[ModuleRecord, Any]:
-        return capture_module(self.model, "model", self.base()), None
+        return capture_module(self.model, "model", self._base), None
 
     def check(self, record: TrainingRecord) -> Iterator[Finding]:
         yield from module_findings(record, self.model, self._setting.base)
@@ -352,6 +344,26 @@ def callers_record(record: TrainingRecord) -> dict[str, ComponentRecord]:
     if base is None or base.source != "model_state":
         return {}
     return {MODEL_SCOPE: ComponentRecord("component", base.identity, None, record.model_state)}
+
+
+def _beside_kept(
+    omitted: Collection[str], tensors: Mapping[str, NamedTensor], contract: TrainableContract
+) -> set[str]:
+    """Return the omitted tensors that share memory with one that isn't: as it moves, so do they."""
+    names = {alias: name for name, item in tensors.items() for alias in item.aliases}
+    found: set[str] = set()
+    for sharing in contract.sharing:
+        # Members are aliases, or parts of tensors: `alias.part`.
+        members = {names[member] if member in names else _whole(member, names) for member in sharing.members}
+        if not members <= set(omitted):
+            found |= members & set(omitted)
+    return found
+
+
+def _whole(part: str, names: Mapping[str, str]) -> str:
+    while part not in names:
+        part = part.rpartition(".")[0]
+    return names[part]
 
 
 def _some(names: list[str]) -> str:
