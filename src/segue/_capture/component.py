@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from segue._capture.deferred import deferring
 from segue._capture.module import capture_module, check_module
 from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
@@ -120,7 +121,8 @@ def capture_component(value: Any, name: str, shares: Any = None) -> ComponentRec
 
 
 def _state(value: Any, kind: str, scope: str) -> Any:
-    return freeze(value.capture() if kind == "component" else value.state_dict(), scope)
+    with deferring(None):  # the object's own code may capture by itself, and read what it got
+        return freeze(value.capture() if kind == "component" else value.state_dict(), scope)
 
 
 def refuse_scaler_in_flight(value: object, scope: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from segue._capture.deferred import deferred_bytes
 from segue._capture.subclass import PLAIN_CLASSES, flattened, is_admitted_subclass
 from segue._record.composite import SPARSE_PARTS, CapturedSparse, CapturedSubclass, Composite
 from segue._record.parts import PartSpec, PartsSpec
@@ -53,7 +54,7 @@ def is_of_class(value: object, name: str) -> bool:
 
 
 def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
-    """Copy a tensor's logical bytes, with its dtype, shape, strides and device.
+    """Copy a tensor's logical bytes, with its dtype, shape, strides and device; or let the copy be made, if it is deferred.
 
     Raises:
         UnsupportedState: If the tensor is of a class, layout or dtype whose bits can't be kept, or overlaps itself.
@@ -62,17 +63,18 @@ def capture_tensor(tensor: torch.Tensor, where: str) -> CapturedTensor:
         One copy into new host memory; blocks until it is done.
     """
     _refuse_unless_plain(tensor, where)
+    source = deferred_bytes(tensor, where) or MemoryBytes(_copied_bytes(tensor))
+    return CapturedTensor(
+        tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), str(tensor.device), source
+    )
+
+
+def _copied_bytes(tensor: torch.Tensor) -> torch.Tensor:
     resolved = tensor.detach().resolve_conj().resolve_neg()
     bits = bit_view(resolved).contiguous().cpu()
     if bits.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
         bits = bits.clone(memory_format=torch.contiguous_format)
-    return CapturedTensor(
-        tensor.dtype,
-        tuple(tensor.shape),
-        tuple(tensor.stride()),
-        str(tensor.device),
-        MemoryBytes(host_bytes(bits)),
-    )
+    return host_bytes(bits)
 
 
 def capture_value(tensor: torch.Tensor, where: str) -> CapturedTensor | Composite:

@@ -30,7 +30,7 @@ from segue._record.rename import is_known, renamed
 from segue._record.sections import OptimizerRecord, SchedulerRecord
 from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
-from segue._session.pending_capture import PendingCapture
+from segue._session.pending_capture import AsyncCaptures, PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
@@ -106,6 +106,7 @@ class Training:
         self._lineage: tuple[Any, ...] = ()
         self._searched = False
         self._is_half_written = False
+        self._async_captures = AsyncCaptures(list(self._live.optimizers.values()))
         self._bound_at = next(moments)
         self._bind()
 
@@ -193,10 +194,28 @@ class Training:
             A `concurrent.futures.Future` that can also be awaited. The record equals, bit for bit, that of `capture`
             at the same moment.
 
+        Raises:
+            ConcurrentMutation: By `result()` or `await`, if a tensor whose copy was deferred has been changed other
+                than by `step` of a registered torch optimizer, before that or one of these was called. No record
+                comes out then.
+
+        Guarantees:
+            Deferred are only trainable parameters and state of registered torch optimizers, from 1 MiB; `step` of these
+            optimizers waits until the copies are complete. All other is copied before this returns: gradients, window
+            sums, buffers, streams, components, caller state, all other parameters. Not always
+            noticed in what is deferred: writes of a few elements that no version counter shows (`.data`, NumPy,
+            kernels launched by hand), and those of another thread in the moment of `result()`. Read-only, as
+            `capture`.
+
         Cost:
-            Everything is copied before this returns, as in `capture`.
+            Blocks for the copies that are not deferred, and for those of the call before if they are not complete.
+            The rest is copied by one thread; on accelerators by a stream of its own, into pinned host memory. Memory
+            as for `capture`.
+
+        Collective:
+            No.
         """
-        return PendingCapture.of(lambda: self.capture(state, step=step, microbatch=microbatch))
+        return self._async_captures.start(lambda: self.capture(state, step=step, microbatch=microbatch))
 
     def _capture_scheduler(self, name: str) -> SchedulerRecord:
         scheduler = self._live.schedulers[name]
@@ -317,7 +336,7 @@ class Training:
 
         Cost:
             Stored bytes are read twice, once to verify. New optimizer state and gradients are allocated before the
-            first write; live state of the same layout is filled in place.
+            first write; live state of the same layout is filled in place. Waits for a capture that is under way.
 
         Collective:
             No.
@@ -328,6 +347,7 @@ class Training:
         self, record: TrainingRecord, *, accept: Collection[str], rename: Mapping[str, str], verified: bool
     ) -> Any:
         """Restore as `restore` does, leaving out the first pass over bytes that were verified just now."""
+        self._async_captures.settle()
         effective = {old: new for old, new in rename.items() if is_known(record, old)}
         record = renamed(record, rename)
         accepted = self._admit(record, accept)
