@@ -11,17 +11,26 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from segue._record.composite import Composite, ConvertedTensor
-from segue._record.conversion import Convertible, Precision, converted, precision_name, refuse_inexact
+from segue._record.conversion import (
+    PRECISIONS,
+    Convertible,
+    Precision,
+    converted,
+    precision_name,
+    refuse_inexact,
+)
 from segue._record.converted_bytes import Workspace
 from segue._record.gradients import GradientsRecord
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor
 from segue._record.tree import Path, key_part, shown_path
+from segue.errors import InvalidRecord
 
 if TYPE_CHECKING:
     from segue._record.training import TrainingRecord
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
 def in_precision(record: TrainingRecord, precision: Precision) -> TrainingRecord:
     """Return a record stored in a precision: what `TrainingRecord.converted` does."""
     name = precision_name(precision)
-    return record if name == "native" else replace(_Conversion(precision).record(record), precision=name)
+    return record if name == "native" else _Conversion(precision).record(record, precision=name)
 
 
 def converted_tensors(record: TrainingRecord) -> list[tuple[str, ConvertedTensor]]:
@@ -38,6 +47,26 @@ def converted_tensors(record: TrainingRecord) -> list[tuple[str, ConvertedTensor
     search = _Search()
     search.record(record)
     return search.found
+
+
+def refuse_untold(record: TrainingRecord) -> None:
+    """Raise for a record of no precision that holds converted state all the same.
+
+    Before version 3 of the format gradients alone could be converted; what has a precision is written as version 3.
+
+    Raises:
+        InvalidRecord: If there is such state.
+    """
+    modules = [record.model, *(item.module for item in record.components.values() if item.module is not None)]
+    values = chain(
+        *(module.tensors.values() for module in modules),
+        *(slots.values() for optimizer in record.optimizers.values() for slots in optimizer.state.values()),
+    )
+    if record.precision == "native" and any(isinstance(value, ConvertedTensor) for value in values):
+        raise InvalidRecord(
+            "state is converted, but the record doesn't say so", code="record.precision", where="precision",
+            expected=PRECISIONS[1:], found="native",
+        )  # fmt: skip
 
 
 def in_own_dtypes(record: TrainingRecord) -> TrainingRecord:
@@ -74,9 +103,11 @@ class _Walk(ABC):
         """Return what a value in a caller-made section becomes that has a converter of its own."""
         return value
 
-    def record(self, record: TrainingRecord) -> TrainingRecord:
+    def record(self, record: TrainingRecord, **fields: Any) -> TrainingRecord:
+        """Return the record of these fields and what everything else becomes."""
         return replace(
             record,
+            **fields,
             model=self.module(("model",), record.model),
             optimizers={
                 name: self.optimizer(("optimizers", name), item) for name, item in record.optimizers.items()
