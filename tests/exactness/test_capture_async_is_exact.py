@@ -51,8 +51,7 @@ class Run:
         self.model = nn.Sequential(nn.Linear(64, 8192), nn.GELU(), nn.Linear(8192, 4), nn.Dropout(0.1))
         self.optimizers = OPTIMIZERS[kind](self.model)
         self.schedulers = {
-            name: torch.optim.lr_scheduler.StepLR(optimizer, 1)
-            for name, optimizer in self.optimizers.items()
+            name: torch.optim.lr_scheduler.StepLR(optimizer, 1) for name, optimizer in self.optimizers.items()
         }
         self.training = segue.Training(self.model, self.optimizers, self.schedulers)
         self.state = {"losses": []}
