@@ -76,6 +76,10 @@ class Recorder(LocalFilesystem):
         super().rename_noreplace(old, new, within)
         self.events.append(Event("rename", self.number(os.fstat(within)), old, new))
 
+    def rename_replace(self, old, new, within):
+        super().rename_replace(old, new, within)
+        self.events.append(Event("rename", self.number(os.fstat(within)), old, new))
+
     def unlink(self, name, within):
         super().unlink(name, within)
         self.events.append(Event("remove", self.number(os.fstat(within)), name))

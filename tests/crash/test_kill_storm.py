@@ -8,14 +8,14 @@ import time
 import pytest
 
 from segue._record.digest import digests
-from segue._store.store import DirectoryStore
 from tests._store.records import record
+from tests.crash.outcome import store_at
 
 KEEP = 2
 
 
 def write_until_killed(path, first, tell) -> None:
-    with DirectoryStore(path, lock_timeout_seconds=10) as store:
+    with store_at(path, lock_timeout_seconds=10) as store:
         step = first
         while True:
             store.put(record(step))
@@ -26,7 +26,7 @@ def write_until_killed(path, first, tell) -> None:
 
 
 def newest_step(path) -> int:
-    store = DirectoryStore(path)
+    store = store_at(path)
     for candidate in store.candidates():
         with store.open(candidate) as checkpoint:
             checkpoint.verify()
@@ -58,10 +58,12 @@ def storm(path, kills) -> int:
     return acknowledged
 
 
-def test_a_short_storm_loses_nothing(tmp_path):
-    assert storm(tmp_path / "run", 40) > 0
+@pytest.mark.parametrize("name", ["run", "run.segue"])
+def test_a_short_storm_loses_nothing(tmp_path, name):
+    assert storm(tmp_path / name, 40) > 0
 
 
 @pytest.mark.crash
-def test_a_storm_loses_nothing(tmp_path):
-    assert storm(tmp_path / "run", 1500) > 0
+@pytest.mark.parametrize("name", ["run", "run.segue"])
+def test_a_storm_loses_nothing(tmp_path, name):
+    assert storm(tmp_path / name, 1500) > 0

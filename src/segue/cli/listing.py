@@ -33,6 +33,7 @@ def list_run(url: str) -> Report:
         StoreUnavailable: If it can't be listed.
     """
     path = local_path(url)
+    _refuse_file(path)
     store = DirectoryStore(path)
     found = [_entry(candidate.path, partial(store.summary, candidate)) for candidate in store.candidates()]
     if not found and not os.path.isdir(path):
@@ -42,6 +43,12 @@ def list_run(url: str) -> Report:
         hint = "this is one checkpoint: `segue inspect` shows it" if is_checkpoint else None
         raise CheckpointNotFound("not the folder of a run", where=path, hint=hint)
     return {"path": path, "checkpoints": found, "unfinished": _unfinished(path)}
+
+
+def _refuse_file(path: str) -> None:
+    if os.path.isfile(path):
+        hint = "a file holds one checkpoint: `segue inspect` shows it"
+        raise CheckpointNotFound("not the folder of a run", where=path, hint=hint)
 
 
 def verify_any(url: str, observe: Callable[[int, int], None]) -> Report:
@@ -56,7 +63,9 @@ def verify_any(url: str, observe: Callable[[int, int], None]) -> Report:
         StoreUnavailable: If a run can't be listed.
     """
     path = local_path(url)
-    paths = [candidate.path for candidate in DirectoryStore(path).candidates()]
+    paths = (
+        [] if os.path.isfile(path) else [candidate.path for candidate in DirectoryStore(path).candidates()]
+    )
     if not paths and os.path.exists(os.path.join(path, layout.RUN_FILE)):
         raise CheckpointNotFound("the run has no checkpoint yet", where=path)
     found = []
@@ -92,9 +101,10 @@ def _entry(path: str, look: Callable[[], CheckpointInfo]) -> dict[str, Any]:
 
 
 def _saved(path: str) -> str | None:
-    """Return when the commit line was written, by the file's own clock; copying may have changed it."""
+    """Return when the commit line, or the one file, was written, by its own clock; copying may have changed it."""
+    last_written = path if os.path.isfile(path) else os.path.join(path, layout.COMMIT_FILE)
     try:
-        moment = os.stat(os.path.join(path, layout.COMMIT_FILE)).st_mtime
+        moment = os.stat(last_written).st_mtime
     except OSError:
         return None
     return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")

@@ -40,6 +40,11 @@ def plain(number: int) -> TrainingRecord:
     return training.capture({"number": number}, step=number, microbatch=2 * number)
 
 
+def mostly_data() -> TrainingRecord:
+    """A record of which most bytes are those of tensors."""
+    return dataclasses.replace(plain(1), caller_state=tensor("float32", (2**16,)))
+
+
 def everything() -> dict[str, TrainingRecord]:
     """Records by what they are about."""
     base = plain(1)

@@ -145,7 +145,7 @@ class StoreConformance:
             place = tmp_path / str(part)
             place.mkdir()
             with self._writer(place) as store:
-                store.put(records.plain(1))
+                store.put(records.mostly_data())
                 [candidate] = store.candidates()
                 self.turn_bit(store, candidate, part / _TURNS)
                 [candidate] = store.candidates()
