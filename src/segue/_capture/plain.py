@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from segue._capture.staging import capture_array, capture_value, type_name
+from segue._record.embedded import embedded_as
 from segue._record.quantized import QuantizedTensor
 from segue._record.tree import MAX_DEPTH, SCALARS
 from segue.errors import UnsupportedState
@@ -29,7 +30,8 @@ def freeze(value: Any, where: str) -> Any:
     Args:
         value: Containers (list, tuple, dict with any plain keys, set, frozenset, deque, OrderedDict, Counter),
             scalars (None, bool, int, float, complex, str, bytes, bytearray, range, NumPy scalars, torch dtypes,
-            devices and sizes), tensors (sparse and quantized ones too) and arrays, to a depth of 64.
+            devices and sizes), tensors (sparse and quantized ones too) and arrays, to a depth of 64; records of
+            segue's own, and `RankLocal` with such state inside.
         where: What this is, for messages.
 
     Raises:
@@ -64,6 +66,10 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
         return _freeze_mapping(value, where, depth)
     if kind is bytearray:
         return bytearray(value)
+    if (embedded := embedded_as(kind)) is not None:
+        if not embedded.is_opened:
+            return value
+        return embedded.build(_freeze(embedded.take_apart(value), f"{where}.inner", depth + 1), ())
     raise UnsupportedState(
         "this type has no exact encoding", where=where, found=type_name(value), hint=_hint(value)
     )

@@ -11,13 +11,16 @@ import functools
 import types
 import typing
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from segue._record.composite import CAPTURED, Composite
+from segue._record.embedded import SINCE_VERSION, Embedded, admit, embedded_as
 from segue._record.tensors import CapturedArray, CapturedTensor
 from segue._record.tree import Path, shown_path
 from segue.errors import InvalidRecord
+
+T = TypeVar("T")
 
 SINCE = "since"
 """The key, in a field's metadata, of the first version of the format that has it. Such a field has a default, and is
@@ -30,11 +33,29 @@ def added(since: int, default: Any = None) -> Any:
 
 
 def _is_unused(field: dataclasses.Field[Any], value: Any) -> bool:
-    return SINCE in field.metadata and getattr(value, field.name) == field.default
+    if SINCE not in field.metadata:
+        return False
+    current = getattr(value, field.name)
+    # The type first: a caller's value may compare in any way, an array element by element.
+    return type(current) is type(field.default) and bool(current == field.default)
 
 
-def needed_version(value: Any) -> int:
+def embeddable(name: str) -> Callable[[type[T]], type[T]]:
+    """Let values of a dataclass also stand in trees, under a name that checkpoints give them."""
+
+    def admitted(cls: type[T]) -> type[T]:
+        admit(cls, Embedded(name, unstructure, lambda tree, path: structure(cls, tree, path)))
+        return cls
+
+    return admitted
+
+
+def needed_version(value: Any, *, in_tree: bool = True) -> int:
     """Return the oldest version of the format that can hold a record, or part of one.
+
+    Args:
+        value: The record, or the part.
+        in_tree: Whether it stands in a tree, and not in a field of its own type.
 
     Cost:
         A look at everything in it, a few microseconds for each tensor: types are told apart by cheap questions first.
@@ -43,15 +64,16 @@ def needed_version(value: Any) -> int:
     if kind in _OF_THE_FIRST_VERSION:
         return 1
     if kind is dict:
-        return max(map(needed_version, value.values()), default=1)
+        return max((needed_version(item, in_tree=in_tree) for item in value.values()), default=1)
     if isinstance(value, Composite):
-        return max(value.since, *map(needed_version, value.parts.values()))
+        return max(value.needed_version, *map(needed_version, value.parts.values()))
     if dataclasses.is_dataclass(kind):
-        return max((_version_of_field(field, value) for field in _fields(kind)), default=1)
+        least = SINCE_VERSION if in_tree and embedded_as(kind) is not None else 1
+        return max([least, *(_version_of_field(field, value) for field in _fields(kind))])
     if isinstance(value, Mapping):
-        return max(map(needed_version, value.values()), default=1)
+        return max((needed_version(item, in_tree=in_tree) for item in value.values()), default=1)
     if isinstance(value, list | tuple | deque):
-        return max(map(needed_version, value), default=1)
+        return max((needed_version(item, in_tree=in_tree) for item in value), default=1)
     return 1
 
 
@@ -63,7 +85,18 @@ def _version_of_field(field: dataclasses.Field[Any], value: Any) -> int:
     if _is_unused(field, value):
         return 1
     since: int = field.metadata.get(SINCE, 1)
-    return max(since, needed_version(getattr(value, field.name)))
+    in_tree = field.name in _tree_fields(type(value))
+    return max(since, needed_version(getattr(value, field.name), in_tree=in_tree))
+
+
+@functools.cache
+def _tree_fields(cls: type) -> frozenset[str]:
+    """Return the fields that are trees, or hold them."""
+    return frozenset(name for name, hint in _hints(cls).items() if _is_of_trees(hint))
+
+
+def _is_of_trees(hint: Any) -> bool:
+    return hint is Any or any(_is_of_trees(part) for part in typing.get_args(hint))
 
 
 @functools.cache

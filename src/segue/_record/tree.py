@@ -20,6 +20,7 @@ import torch
 import xxhash
 
 from segue._record.composite import CAPTURED, CapturedSparse, CapturedSubclass, Composite, ConvertedTensor
+from segue._record.embedded import embedded_as, embedded_named
 from segue._record.quantized import QuantizedTensor
 from segue._record.tensors import DTYPE_NAMES, DTYPES, Blob, CapturedArray, CapturedTensor, same_bits
 from segue.errors import InvalidRecord
@@ -89,6 +90,8 @@ def encode(value: Any, name: Callable[[Path, Blob], str], path: Path = ()) -> Js
         return _encode_sequence(value, name, path)
     if kind in (dict, OrderedDict, Counter):
         return _encode_mapping(value, name, path)
+    if (embedded := embedded_as(kind)) is not None:
+        return {"own": [embedded.name, encode(embedded.take_apart(value), name, path)]}
     raise InvalidRecord(
         "this type has no exact encoding", code="record.type", where=shown_path(path), found=_type_name(kind)
     )
@@ -309,6 +312,14 @@ def _decode_composite(cls: type[Composite]) -> Callable[[Json, Callable[[str], B
     return decode_composite
 
 
+def _decode_own(body: Json, blob: Callable[[str], Blob], path: Path) -> Any:
+    name, tree = body
+    embedded = embedded_named(name)
+    if embedded is None:
+        raise _bad(path, "no value of segue's has this name", name)
+    return embedded.build(decode(tree, blob, path), path)
+
+
 def _unbase64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
@@ -342,6 +353,7 @@ _DECODERS: dict[str, Callable[[Json, Callable[[str], Blob], Path], Any]] = {
     "scalar": _decode_scalar,
     "array": _decode_array,
     "tensor": _decode_tensor,
+    "own": _decode_own,
     **{cls.tag: _decode_composite(cls) for cls in COMPOSITES},
 }
 
@@ -354,7 +366,10 @@ def _shell_dtype(name: str) -> torch.dtype:
 
 
 def thaw(tree: Any) -> Any:
-    """Copy a tree into live values: captured tensors become host tensors, arrays become arrays; nothing is shared."""
+    """Copy a tree into live values: captured tensors become host tensors, arrays become arrays; nothing is shared.
+
+    Records that stand in it are values already, and stay what they are.
+    """
     if isinstance(tree, CAPTURED):
         return tree.to_host()
     kind = type(tree)
@@ -366,6 +381,9 @@ def thaw(tree: Any) -> Any:
         return kind((thaw(key), thaw(item)) for key, item in tree.items())
     if kind is Counter:
         return Counter(dict(tree))
+    embedded = embedded_as(kind)
+    if embedded is not None and embedded.is_opened:
+        return embedded.build(thaw(embedded.take_apart(tree)), ())
     return bytearray(tree) if kind is bytearray else tree
 
 
@@ -392,6 +410,8 @@ def same(left: Any, right: Any) -> bool:
         return bool(left.dtype == right.dtype) and left.tobytes() == right.tobytes()
     if isinstance(left, complex):
         return same(left.real, right.real) and same(left.imag, right.imag)
+    if (embedded := embedded_as(type(left))) is not None:
+        return same(embedded.take_apart(left), embedded.take_apart(right))
     return bool(left == right)
 
 
@@ -412,6 +432,8 @@ def leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     elif isinstance(tree, list | tuple | deque) and tree:
         for index, item in enumerate(tree):
             yield from leaves(item, (*path, str(index)))
+    elif (embedded := embedded_as(type(tree))) is not None:
+        yield from leaves(embedded.take_apart(tree), path)
     else:
         yield path, tree
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from segue._record.gradients import GradientsRecord
+from segue._record.structure import embeddable
 from segue.errors import InvalidRecord
 
 
+@embeddable("window_state")
 @dataclass(frozen=True)
 class WindowState:
     """The counters of an accumulation window; together with its sums, all of it."""
@@ -26,6 +28,7 @@ class WindowState:
     """The sum of their weights, in double precision; for a plain window, their number."""
 
 
+@embeddable("window")
 @dataclass(frozen=True)
 class WindowRecord:
     """An open window: what has been summed so far and what it will be divided by."""

@@ -1,0 +1,48 @@
+"""What a caller made, as a tree: records of any kind, in containers of any kind."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from segue._capture.plain import freeze
+from segue._record.conversion import Precision, precision_name
+from segue._record.rank_local import RankLocal
+from segue._record.training import TrainingRecord
+
+
+def as_tree(value: Any, section: str, precision: Precision) -> Any:
+    """Copy what a caller made into a tree that shares nothing with it.
+
+    Args:
+        value: Plain containers, values, tensors and arrays; records of segue's own; `RankLocal` with these inside.
+        section: What it is, for messages.
+        precision: What rank-local parts convert themselves to, with their own converter and as they are. All others
+            stay what they are.
+
+    Raises:
+        UnsupportedState: For anything else, naming path and type.
+    """
+    if precision_name(precision) != "native":
+        value = _converted(value, precision)
+    return freeze(value, section)
+
+
+def _converted(value: Any, precision: Precision) -> Any:
+    kind = type(value)
+    if kind is RankLocal:
+        return value.converted(precision)
+    if kind in (list, tuple):
+        return kind(_converted(item, precision) for item in value)
+    if kind in (dict, OrderedDict):
+        return kind((key, _converted(item, precision)) for key, item in value.items())
+    return value
+
+
+def is_callers_form(record: TrainingRecord) -> bool:
+    """Tell whether model and optimizers of a record are the caller's own, captured by `TrainingRecord.capture`."""
+    base = record.model.base
+    has_optimizers = bool(record.optimizers or record.opaque_optimizers)
+    return record.kind == "groups" or (
+        base is not None and base.source == "model_state" and not has_optimizers
+    )
