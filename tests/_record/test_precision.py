@@ -347,9 +347,9 @@ def test_integers_need_version_3_and_floats_what_holds_them():
 def test_what_is_said_to_be_exact_and_is_not_is_refused_before_it_is_used():
     lie = ConvertedTensor(F16, captured(torch.tensor([0.1])), True)
     with pytest.raises(InvalidRecord) as caught:
-        refuse_inexact(lie, "model/w")
+        refuse_inexact(lie, "model/w", Workspace())
     assert (caught.value.code, caught.value.where) == ("record.inexact", "model/w")
-    refuse_inexact(dataclasses.replace(lie, exact=False), "model/w")
+    refuse_inexact(dataclasses.replace(lie, exact=False), "model/w", Workspace())
     with pytest.raises(InvalidRecord, match="does not come back exactly"):
         GradientsRecord({"w": lie}).in_own_dtypes()
     with pytest.raises(InvalidRecord, match="does not come back exactly"):

@@ -29,6 +29,7 @@ from segue._capture.subclass import is_admitted_subclass
 from segue._capture.targets import empty_like, fill_writes
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.base import BaseRecord
+from segue._record.composite import ConvertedTensor
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.sections import ModuleRecord
 from segue._record.tree import same
@@ -316,12 +317,14 @@ def _device_findings(record: TrainableContract, found: TrainableContract, scope:
 def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Write]:
     """Plan to fill every tensor in place and to set every flag; needs a record that `check_module` admitted.
 
-    A buffer that had been replaced by the time of the record gets a new tensor of the recorded layout.
+    Every tensor of it must be in its own dtype. A buffer that had been replaced by the time of the record gets a new
+    tensor of the recorded layout.
     """
     tensors = named_tensors(module, scope)
     places = buffer_places(module, scope)
     writes: list[Write] = []
     for name, captured in record.tensors.items():
+        assert not isinstance(captured, ConvertedTensor), "planned are records in their own dtypes"
         item, where = tensors[name], f"{scope} {name}"
         spec = record.contract.tensors[name]
         target = item.tensor

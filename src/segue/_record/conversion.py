@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from segue._record.composite import FLOATS, INTEGERS, Composite, ConvertedTensor, is_expanded
-from segue._record.converted_bytes import row_major, survives
+from segue._record.converted_bytes import Workspace, convert, row_major, survives
 from segue._record.tensors import CapturedTensor, MemoryBytes, bit_view, contiguous_strides, host_bytes
 from segue.errors import InvalidRecord
 
@@ -78,11 +78,12 @@ def converted(tensor: CapturedTensor | Composite, precision: Precision) -> Captu
     ):
         return tensor
     own = tensor.restored() if isinstance(tensor, ConvertedTensor) else tensor
-    value = row_major(own)
-    exact = survives(value, dtype) and (own is tensor or tensor.exact)  # type: ignore[union-attr]
-    if dtype is own.dtype and exact:
-        return _with_elements(own, value)
-    return ConvertedTensor(own.dtype, _with_elements(own, value.to(dtype)), exact)
+    elements, exact = convert(row_major(own), dtype)
+    if isinstance(tensor, ConvertedTensor):
+        exact = exact and tensor.exact
+        if dtype is own.dtype and exact:
+            return _with_elements(own, elements)
+    return ConvertedTensor(own.dtype, _with_elements(own, elements), exact)
 
 
 def _stored_dtype(own: torch.dtype, precision: Precision) -> torch.dtype | None:
@@ -116,11 +117,16 @@ def host_tensor(captured: CapturedTensor | Composite) -> Any:
         ) from error
 
 
-def refuse_inexact(tensor: ConvertedTensor, where: str) -> None:
+def refuse_inexact(tensor: ConvertedTensor, where: str, workspace: Workspace) -> None:
     """Raise if a tensor that is said to come back exactly doesn't, here and now.
 
     Its elements are converted to their own dtype and back: one that changes on the way is none of that dtype, or
     this process converts otherwise, as one does that flushes denormals to zero.
+
+    Args:
+        tensor: Not changed.
+        where: It stands, for messages.
+        workspace: What to read it through.
 
     Raises:
         InvalidRecord: If an element changes.
@@ -129,7 +135,10 @@ def refuse_inexact(tensor: ConvertedTensor, where: str) -> None:
     Cost:
         A read of the tensor and two conversions.
     """
-    if tensor.exact and not survives(row_major(tensor.stored), tensor.dtype):
+    if not tensor.exact or not tensor.stored.num_elements:
+        return
+    workspace.reserve(tensor.stored.num_bytes)
+    if not survives(workspace.read(tensor.stored), tensor.dtype):
         raise InvalidRecord(
             "a converted tensor that is said to be exact does not come back exactly", code="record.inexact",
             where=where, expected=tensor.dtype, found=tensor.stored.dtype,

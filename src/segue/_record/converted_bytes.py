@@ -12,6 +12,10 @@ import torch
 
 from segue._record.tensors import CapturedTensor, bit_view, host_bytes
 
+_BLOCK = 1 << 15
+"""Elements that are tried at once. What that needs stays in the processor's cache, and torch 2.13 takes one thread for so
+few: waiting for others at the end of each operation takes ten times as long on a busy machine."""
+
 
 class Workspace:
     """Host memory that stored bytes are read through, those of one tensor after another.
@@ -67,12 +71,27 @@ def row_major(captured: CapturedTensor) -> torch.Tensor:
     return flat
 
 
+def convert(value: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
+    """Return the elements of a flat host tensor in another dtype, and whether they would have their bits again."""
+    result = torch.empty(value.numel(), dtype=dtype, device="cpu")
+    exact = True
+    for part, target in zip(torch.split(value, _BLOCK), torch.split(result, _BLOCK), strict=True):
+        target.copy_(part)
+        exact = exact and _comes_back(target, part)
+    return result, exact
+
+
 def survives(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether the elements of a flat host tensor have their bits again after a time in another dtype.
+    """Tell whether the elements of a flat host tensor have their bits again after a time in another dtype."""
+    return all(_comes_back(part.to(dtype), part) for part in torch.split(value, _BLOCK))
+
+
+def _comes_back(converted: torch.Tensor, own: torch.Tensor) -> bool:
+    """Tell whether converted elements give the bits of their own again.
 
     No NaN does: what a conversion makes of its bits depends on the CPU, on the number of threads and on its place in
-    the tensor (torch 2.13, fp16 and bf16), and may be another in the process that reads it.
+    the tensor (torch 2.13), and may be another in the process that reads it.
     """
-    if bool(value.isnan().any()):
+    if own.dtype.is_floating_point and bool(own.isnan().any()):
         return False
-    return torch.equal(bit_view(value.to(dtype).to(value.dtype)), bit_view(value))
+    return torch.equal(bit_view(converted.to(own.dtype)), bit_view(own))

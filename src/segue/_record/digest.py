@@ -12,6 +12,7 @@ from typing import Any
 
 import xxhash
 
+from segue._record.precision import in_own_dtypes
 from segue._record.tensors import Blob, CapturedTensor, read_bytes
 from segue._record.training import TrainingRecord
 from segue._record.tree import Path, encode
@@ -39,8 +40,8 @@ def tree_digest(tree: Any) -> str:
 
 
 def digests(record: TrainingRecord) -> dict[str, str]:
-    """Digest each section that is state."""
-    sections: Mapping[str, Any] = record.sections()
+    """Digest each section that is state, each tensor in its own dtype: an exact conversion changes none."""
+    sections: Mapping[str, Any] = in_own_dtypes(record).sections()
     return {name: tree_digest(sections[name]) for name in STATE_SECTIONS if name in sections}
 
 

@@ -180,7 +180,7 @@ class GradientsRecord:
         tensors = dict(self.tensors)
         for name, tensor in self.tensors.items():
             if isinstance(tensor, ConvertedTensor):
-                refuse_inexact(tensor, f"gradient of {name}")
+                refuse_inexact(tensor, f"gradient of {name}", workspace)
                 tensors[name] = tensor.restored(workspace)
         return GradientsRecord(tensors, self.shared)
 

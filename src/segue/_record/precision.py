@@ -88,8 +88,9 @@ def refuse_inexact_record(record: TrainingRecord) -> None:
     Cost:
         A read of every converted tensor, and two conversions of it.
     """
+    workspace = Workspace()
     for place, tensor in converted_tensors(record):
-        refuse_inexact(tensor, place)
+        refuse_inexact(tensor, place, workspace)
 
 
 class _Walk(ABC):

@@ -11,11 +11,14 @@ from segue._record import structure as _structure
 from segue._record import tree as _tree
 from segue._record.composite import Composite, blobs
 from segue._record.contract import TensorSpec
+from segue._record.conversion import PRECISIONS, Precision
 from segue._record.gradients import GradientsRecord
+from segue._record.precision import converted_tensors, in_precision, refuse_untold
 from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
 from segue._record.structure import added
 from segue._record.tensors import CapturedTensor
 from segue._record.window import WindowRecord
+from segue.errors import InvalidRecord
 
 RECORD_VERSION = 1
 
@@ -64,12 +67,50 @@ class TrainingRecord:
     groups: Any = added(since=3)
     """Optimizer records that the caller made, as they were given."""
     precision: str = added(since=3, default="native")
-    """What floating-point tensors were stored in, where not each in its own dtype."""
+    """What tensors were converted to last; each says whether it was, and whether it lost anything."""
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown precision."""
+        if self.precision not in PRECISIONS:
+            raise InvalidRecord(
+                "no such precision", code="record.precision", where="precision", expected=PRECISIONS, found=self.precision,
+            )  # fmt: skip
+        refuse_untold(self)
 
     @property
     def state(self) -> Any:
         """The caller state as new live values: plain values, host tensors and arrays."""
         return _tree.thaw(self.caller_state)
+
+    def converted(self, precision: Precision) -> TrainingRecord:
+        """Return the same record stored in another precision, each tensor with its own dtype beside it.
+
+        Converted are parameters, buffers, optimizer state and pending gradients, also of components that are modules,
+        and tensors in caller-made sections. Never converted are quantized and sparse tensors, what has no dimension
+        (counters, learning rates, scales), and everything that is no floating-point number and no integer of 32 or 64
+        bits; nor window sums, random streams, caller state, schedulers, options, and the state that other objects keep.
+
+        Args:
+            precision: `"native"` leaves everything as it is. `"double"` stores floats as float64 and integers as int64,
+                `"full"` as float32 and int32, `"half"` as float16 and int16. A floating dtype is for floats alone.
+
+        Raises:
+            InvalidRecord: If there is no such precision.
+
+        Guarantees:
+            Whether a conversion lost anything is decided from the values themselves, bit by bit, and kept with each
+            tensor; `lossy` lists those that did, and a restore refuses them unless told otherwise. A record that
+            lost nothing restores the same bits, and has the digests of the one that it was made of.
+
+        Cost:
+            A read of everything that is converted, in host memory of its new size.
+        """
+        return in_precision(self, precision)
+
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """Where the tensors stand that would not come back with the bits they had, such as `model/layer.weight`."""
+        return tuple(place for place, tensor in converted_tensors(self) if not tensor.exact)
 
     @property
     def num_bytes(self) -> int:

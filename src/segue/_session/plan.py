@@ -6,7 +6,7 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from segue._capture.optimizer import check_optimizer, plan_optimizer
 from segue._capture.scheduler import check_scheduler, plan_scheduler
 from segue._capture.staging import type_name
 from segue._capture.writes import ObjectWrite, Write, scratch_for
+from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
 from segue._session.live import LiveTraining, parameter_names
 from segue.errors import (
@@ -26,6 +27,7 @@ from segue.errors import (
     ContractMismatch,
     DeviceMismatch,
     Finding,
+    LossyRecord,
     MismatchError,
     OptimizerMismatch,
     RestoreInterrupted,
@@ -58,6 +60,21 @@ def _check_topology(record: TrainingRecord, live: LiveTraining) -> Iterator[Find
             TopologyMismatch, "topology", "it was captured by another number of processes", "topology",
             record.topology, Topology(),
         )  # fmt: skip
+
+
+def _check_precision(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
+    lossy = record.lossy
+    if lossy:
+        yield Finding(
+            LossyRecord, "record.lossy", "it was stored in a precision that lost bits of it",
+            f"{len(lossy)} tensors: {_some(lossy)}", "exact", f"precision {record.precision!r}",
+            "go on from a record that was stored as it was (`native`)", admissible=True,
+            when_accepted="restores what is left of them",
+        )  # fmt: skip
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -112,8 +129,8 @@ def _check_streams(record: TrainingRecord, live: LiveTraining) -> Iterator[Findi
 
 
 _CHECKS = (
-    _check_topology, _check_model, _check_optimizers, _check_pending, _check_schedulers, _check_components,
-    _check_streams,
+    _check_topology, _check_precision, _check_model, _check_optimizers, _check_pending, _check_schedulers,
+    _check_components, _check_streams,
 )  # fmt: skip
 
 
@@ -180,6 +197,8 @@ class RestorePlan:
     def __init__(
         self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
     ) -> None:
+        refuse_inexact_record(record)
+        record = in_own_dtypes(record)
         self._record = record
         self._live = live
         # The streams first: reading the undo copies runs code of others, which may draw.

@@ -134,12 +134,15 @@ class _Sorter:
     def _own_name(self, path: Path, blob: Blob) -> str | None:
         """Return the name under which the model's own state dict has it, or `None` if it has not.
 
-        A part of a tensor is called `name.part`, unless another tensor has that name.
+        A part of a tensor is called `name.part`, unless another tensor has that name. What a tensor without parts is
+        stored as, in another precision, is called as that tensor.
         """
         if path[:2] != ("model", "tensors") or not isinstance(blob, CapturedTensor):
             return None
         names = [part for part in path[2:] if isinstance(part, str)]
         spec = self._contract.get(names[0]) if names else None
+        if spec is not None and spec.parts is None:
+            names = names[:1]
         name = ".".join(names)
         is_taken = len(names) > 1 and name in self._contract
         persistent = spec is not None and spec.kind in _PERSISTENT

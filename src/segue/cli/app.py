@@ -97,6 +97,7 @@ def inspect(checkpoint: CheckpointPath, json: Json = False) -> None:
     manifest, not the data; `segue verify` reads that.
 
     JSON: path, run, seq, num_file_bytes, files {name: bytes}, kind, step, microbatch, world_size, rank, num_bytes,
+    precision {name, num_converted_tensors, num_lossy_tensors},
     sections {name: {num_tensors, num_bytes}}, model, optimizers {name: ...}, schedulers {name: ...}, gradients,
     window or null, components {name: ...}, streams [names] or null, caller_state, environment, lineage.
     """

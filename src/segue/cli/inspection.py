@@ -61,6 +61,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "run",
         f"{summary['run'] or 'none: stands alone'}, rank {summary['rank']} of {summary['world_size']}",
     )
+    if summary["precision"]["name"] != "native" or summary["precision"]["num_converted_tensors"]:
+        yield "precision", _precision(summary["precision"])
     yield "model", _model(summary["model"])
     if summary["model"]["base"]:
         yield "base", _base(summary["model"]["base"])
@@ -93,6 +95,12 @@ def _position(summary: Mapping[str, Any]) -> str:
     parts = [] if step is None else [f"step {step:,}"]
     parts += [] if microbatch is None else [f"microbatch {microbatch:,}"]
     return ", ".join([*parts, f"checkpoint {summary['seq']} of its run" if summary["run"] else "an export"])
+
+
+def _precision(precision: Mapping[str, Any]) -> str:
+    lossy = precision["num_lossy_tensors"]
+    text = f"{precision['name']}: {count(precision['num_converted_tensors'], 'tensor')} converted"
+    return f"{text}, {lossy:,} of them lossy" if lossy else f"{text}, none lossy"
 
 
 def _model(model: Mapping[str, Any]) -> str:

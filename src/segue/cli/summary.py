@@ -11,6 +11,7 @@ from segue._record.base import BaseRecord
 from segue._record.composite import blobs
 from segue._record.contract import TensorSpec
 from segue._record.digest import STATE_SECTIONS
+from segue._record.precision import converted_tensors
 from segue._record.sections import (
     GroupRecord,
     ModuleRecord,
@@ -33,6 +34,7 @@ def summarize(record: TrainingRecord) -> dict[str, Any]:
         "world_size": record.topology.world_size,
         "rank": record.topology.rank,
         "num_bytes": record.num_bytes,
+        "precision": _precision(record),
         "sections": _sections(record),
         "model": _module(record.model),
         "optimizers": {name: _optimizer(item) for name, item in record.optimizers.items()},
@@ -49,6 +51,14 @@ def summarize(record: TrainingRecord) -> dict[str, Any]:
         "caller_state": plain(record.caller_state),
         "environment": plain(record.environment),
         "lineage": plain(record.lineage),
+    }
+
+
+def _precision(record: TrainingRecord) -> dict[str, Any]:
+    return {
+        "name": record.precision,
+        "num_converted_tensors": len(converted_tensors(record)),
+        "num_lossy_tensors": len(record.lossy),
     }
 
 
