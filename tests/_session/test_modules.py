@@ -98,7 +98,7 @@ def test_a_lossless_conversion_comes_back_and_a_lossy_one_is_refused():
     assert "weight" in error.where or "bias" in error.where
 
 
-def test_beside_a_base_the_base_is_compared():
+def test_behaviour_39_beside_a_base_the_base_is_compared():
     model = Net()
     base = segue.base_identity(model)
     record = segue.Training(

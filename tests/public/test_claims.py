@@ -28,7 +28,8 @@ def test_the_table_of_behaviours_has_a_test_for_each():
         (ROOT / "docs/explanation/behaviours.md").read_text(),
         re.MULTILINE,
     )
-    assert [int(number) for number in rows] == [*range(43, 76), 79, 84, 99]
+    numbers = [*range(1, 16), *range(17, 80), 84, 97, 99]
+    assert sorted(int(number) for number in rows) == numbers
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -85,7 +85,8 @@ def _version_of_field(field: dataclasses.Field[Any], value: Any) -> int:
     if _is_unused(field, value):
         return 1
     since: int = field.metadata.get(SINCE, 1)
-    in_tree = field.name in _tree_fields(type(value))
+    cls: type = type(value)
+    in_tree = field.name in _tree_fields(cls)
     return max(since, needed_version(getattr(value, field.name), in_tree=in_tree))
 
 

@@ -277,8 +277,6 @@ class TrainingRecord(_training.TrainingRecord):
             return self
         return TrainingRecord.of(self._with_trees(precision).converted(precision))
 
-    converted.__doc__ = _training.TrainingRecord.converted.__doc__
-
     @property
     def lossy(self) -> tuple[str, ...]:
         """Where the tensors stand that would not come back with the bits they had, such as `model/layer.weight`."""
