@@ -194,7 +194,7 @@ def test_objects_are_restored_in_order_of_name_and_streams_behind():
             super().load_state_dict(state)
 
     values = {"z": Noting(), "rng": Noting(), "a": Noting()}
-    records = {name: capture_component(value, name) for name, value in values.items()}
+    records = {name: capture_component(values[name], name) for name in streams_last(values)}
     ObjectRestore(records, values).run()
     assert order == [values["a"], values["z"], values["rng"]]
 

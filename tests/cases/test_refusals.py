@@ -28,7 +28,7 @@ class Marked(torch.Tensor):
 def subclass_as_parameter():
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Marked))
-    return Training(model, SGD([model.bias], lr=0.1))
+    return Training(model, SGD(model.parameters(), lr=0.1))
 
 
 def subclass_as_state():

@@ -11,6 +11,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Muon, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from segue.optim import FP32Master
+from tests.exactness.strangers import Lookahead, OwnMomentum
 
 Schedule = Callable[[Optimizer], lr_scheduler.LRScheduler]
 
@@ -19,7 +20,8 @@ Schedule = Callable[[Optimizer], lr_scheduler.LRScheduler]
 class Mode:
     """One way to train."""
 
-    optimizer: Callable[..., Optimizer]
+    optimizer: Callable[..., Any]
+    """Makes an optimizer of torch, or an object like one."""
     scheduler: Schedule | None = None
     dtype: torch.dtype = torch.float32
     pending: str = "weighted"
@@ -30,7 +32,7 @@ class Mode:
     """What the gradient scaler of fp16 begins with."""
     zeroed: bool = False
     """Keep the gradients' memory between windows, as zeros."""
-    matrices: tuple[Callable[..., Optimizer], Schedule] | None = None
+    matrices: tuple[Callable[..., Any], Schedule | None] | None = None
     """Another optimizer with a schedule of its own, for parameters of two dimensions."""
     background: bool = False
 
@@ -99,6 +101,7 @@ MODES = {
         torch.bfloat16,
         matrices=(partial(FP32Master, inner=Muon), warmup_then_cosine),
     ),
+    "lookahead-beside-own-momentum": Mode(Lookahead, one_cycle, matrices=(OwnMomentum, None)),
     # Gradients are fp32, so the scaler divides them in fp32; the scale overflows in every second update.
     "masters-of-fp16-scaler": Mode(
         partial(FP32Master, inner=AdamW, fused=True),

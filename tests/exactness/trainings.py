@@ -68,12 +68,13 @@ class Run:
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0, "tag": "no decay"}]
         self.optimizer = mode.optimizer(groups, lr=0.01)
         self.optimizers = {"optimizer": self.optimizer}
-        self.scheduler = None if mode.scheduler is None else mode.scheduler(self.optimizer)
+        self.scheduler = None if mode.scheduler is None else mode.scheduler(driven(self.optimizer))
         self.schedulers = {} if self.scheduler is None else {"scheduler": self.scheduler}
         if mode.matrices:
             make, schedule = mode.matrices
             self.optimizers["matrices"] = make(matrices, lr=0.02)
-            self.schedulers["matrices"] = schedule(self.optimizers["matrices"])
+            if schedule is not None:
+                self.schedulers["matrices"] = schedule(self.optimizers["matrices"])
 
     def make_window(self) -> segue.GradientAccumulator | segue.WeightedAccumulator | None:
         if self.mode.pending == "weighted":
@@ -134,6 +135,11 @@ class Run:
         for scheduler in self.schedulers.values():
             advance(scheduler, loss)
         self.ema.update_parameters(self.net)
+
+
+def driven(optimizer: Any) -> torch.optim.Optimizer:
+    """Return what a schedule drives: an optimizer of torch, or the one that an object holds."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def advance(scheduler: lr_scheduler.LRScheduler, loss: float) -> None:

@@ -8,7 +8,7 @@ it, or a later one, refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -29,7 +29,9 @@ from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
     Finding,
+    MismatchError,
     NotAtBoundary,
+    OptimizerMismatch,
     RestoreInterrupted,
     UnsupportedState,
 )
@@ -52,6 +54,18 @@ class Component(Protocol):
 
     def restore(self, state: Any) -> None:
         """Take over the state; can't fail if `check` returned nothing."""
+        ...
+
+
+class Stateful(Protocol):
+    """An object with a state dictionary: torch's optimizers, and much that is written after them."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over the state."""
         ...
 
 
@@ -116,13 +130,25 @@ def capture_component(value: Any, name: str, shares: Any = None) -> ComponentRec
     kind, scope = kind_of(value, name), f"component.{name}"
     if kind == "module":
         return ComponentRecord(kind, type_name(unwrapped(value)), capture_module(value, scope), shares)
+    return capture_object(value, scope)
+
+
+def capture_object(value: Any, scope: str) -> ComponentRecord:
+    """Copy the state of an object that is asked for it: by its `capture`, or else its `state_dict`.
+
+    Args:
+        value: The object.
+        scope: What it is called in messages, such as `component.ema`.
+
+    Raises:
+        UnsupportedState: If part of it can't be kept.
+        NotAtBoundary: If it is a gradient scaler between `unscale_` and `update`.
+    """
     refuse_scaler_in_flight(value, scope)
-    return ComponentRecord(kind, type_name(value), None, _state(value, kind, scope))
-
-
-def _state(value: Any, kind: str, scope: str) -> Any:
     with deferring(None):  # the object's own code may capture by itself, and read what it got
-        return freeze(value.capture() if kind == "component" else value.state_dict(), scope)
+        if isinstance(value, Component):
+            return ComponentRecord("component", type_name(value), None, freeze(value.capture(), scope))
+        return ComponentRecord("state_dict", type_name(value), None, freeze(value.state_dict(), scope))
 
 
 def refuse_scaler_in_flight(value: object, scope: str) -> None:
@@ -189,34 +215,44 @@ class ObjectRestore:
     """Restores objects that can only be asked to, with an undo.
 
     Made before the first write: it takes the undo copies then.
+
+    Args:
+        records: What each is to take over, by scope (`component.ema`), in the order in which they are asked.
+        values: The objects by scope.
+        reread: The scopes of those that must say afterwards exactly what they were told.
     """
 
-    def __init__(self, records: dict[str, ComponentRecord], values: dict[str, Any]) -> None:
-        self._records = {name: record for name, record in records.items() if record.kind != "module"}
+    def __init__(
+        self, records: Mapping[str, ComponentRecord], values: Mapping[str, Any], reread: Collection[str] = ()
+    ) -> None:
+        self._records = records
         self._values = values
-        self._undo = {name: capture_component(values[name], name) for name in self._records}
+        self._reread = reread
+        self._undo = {scope: capture_object(values[scope], scope) for scope in records}
         self._done: list[str] = []
 
     def run(self) -> None:
-        """Restore every object, in order of name; one that replaces the random streams comes last.
+        """Restore every object, in order.
 
         Raises:
-            ComponentMismatch: If one refuses; all have been put back, and nothing else was changed.
+            MismatchError: If one refuses; all have been put back, and nothing else was changed.
             RestoreInterrupted: If one refuses and could not be put back.
         """
-        for name in streams_last(self._records):
-            record = self._records[name]
-            self._done.append(name)
+        for scope, record in self._records.items():
+            value = self._values[scope]
+            self._done.append(scope)
             try:
-                _restorer(self._values[name], record.kind)(thaw(record.tree))
+                _restorer(value, record.kind)(thaw(record.tree))
+                altered = scope in self._reread and not same(record.tree, capture_object(value, scope).tree)
             except BaseException as error:
                 self.undo(error)
                 if not isinstance(error, Exception):  # Ctrl-C
                     raise
-                raise ComponentMismatch(
-                    f"a component refused its state: {error}", code=f"component.{name}.refused",
-                    where=f"component.{name}", found=type(error).__name__,
-                ) from error  # fmt: skip
+                raise _refusal(scope, "refused", f"refused its state: {error}", error) from error
+            if altered:
+                refusal = _refusal(scope, "altered", "does not give back the state that it was given", value)
+                self.undo(refusal)
+                raise refusal
 
     def undo(self, cause: BaseException) -> None:
         """Put back every object that was touched.
@@ -224,19 +260,28 @@ class ObjectRestore:
         Raises:
             RestoreInterrupted: If an object can't be put back as it was.
         """
-        for name in reversed(self._done):
-            before = self._undo[name]
+        for scope in reversed(self._done):
+            before = self._undo[scope]
             try:
-                _restorer(self._values[name], before.kind)(thaw(before.tree))
-                intact = same(before.tree, capture_component(self._values[name], name).tree)
+                _restorer(self._values[scope], before.kind)(thaw(before.tree))
+                intact = same(before.tree, capture_object(self._values[scope], scope).tree)
             except Exception:
                 intact = False
             if not intact:
                 raise RestoreInterrupted(
-                    "a component refused its state and could not be put back; rebuild this training",
-                    where=f"component.{name}",
+                    "an object refused its state and could not be put back; rebuild this training",
+                    where=scope,
                 ) from cause
         self._done.clear()
+
+
+def _refusal(scope: str, aspect: str, what: str, found: object) -> MismatchError:
+    is_optimizer = scope.startswith("optimizer.")
+    error = OptimizerMismatch if is_optimizer else ComponentMismatch
+    return error(
+        f"{'an optimizer' if is_optimizer else 'a component'} {what}", code=f"{scope}.{aspect}", where=scope,
+        found=type(found).__name__,
+    )  # fmt: skip
 
 
 def _restorer(value: Any, kind: str) -> Callable[[Any], None]:

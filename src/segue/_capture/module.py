@@ -38,6 +38,9 @@ from segue.errors import ABSENT, ContractMismatch, DeviceMismatch, Finding, Unsu
 _first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]] = weakref.WeakKeyDictionary()
 
 
+BaseOf = Callable[[Mapping[str, NamedTensor], TrainableContract], BaseRecord]
+
+
 def bind_module(module: nn.Module, scope: str) -> None:
     """Remember what a module's tensors are, without values, the first time it is seen in this process."""
     if module not in _first_bound:
@@ -45,7 +48,7 @@ def bind_module(module: nn.Module, scope: str) -> None:
         for name, item in named_tensors(module, scope).items():
             if _has_spec(item.tensor):
                 with contextlib.suppress(UnsupportedState):  # capture tells
-                    specs[name] = _spec(item)
+                    specs[name] = spec_of(item)
         _first_bound[module] = specs
 
 
@@ -53,13 +56,13 @@ def _has_spec(tensor: torch.Tensor | None) -> bool:
     return tensor is None or (tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor))
 
 
-def capture_module(module: nn.Module, scope: str, base: BaseRecord | None = None) -> ModuleRecord:
+def capture_module(module: nn.Module, scope: str, base_of: BaseOf | None = None) -> ModuleRecord:
     """Copy a module's tensors and modes.
 
     Args:
         module: The module.
         scope: What it is, for messages.
-        base: What to leave out; nothing of it is read.
+        base_of: Tells what to leave out, of all tensors and their contract; nothing of that is read here.
 
     Raises:
         UnsupportedState: If a tensor, or a module with state of its own making, can't be kept.
@@ -69,6 +72,7 @@ def capture_module(module: nn.Module, scope: str, base: BaseRecord | None = None
     """
     tensors = named_tensors(module, scope)
     contract = contract_of(module, scope, tensors)
+    base = None if base_of is None else base_of(tensors, contract)
     omitted = base.omitted if base is not None else {}
     captured = {
         name: None if item.tensor is None else capture_registered(item.tensor, f"{scope} {name}")
@@ -95,14 +99,14 @@ def contract_of(
             _refuse_lazy(item.tensor, f"{scope} {name}")
             refuse_unsupported(item.tensor, f"{scope} {name}")
             _refuse_trained_buffer(item, f"{scope} {name}")
-    specs = {name: _spec(item) for name, item in sorted(tensors.items())}
+    specs = {name: spec_of(item) for name, item in sorted(tensors.items())}
     order = tuple(name for name, item in tensors.items() if item.kind == "parameter")
     bound = {
         name: spec
         for name, spec in sorted(_first_bound.get(module, {}).items())
         if name in specs and spec != specs[name]
     }
-    return TrainableContract(specs, _sharing(tensors), order, bound)
+    return TrainableContract(specs, sharing_of(tensors), order, bound)
 
 
 def _refuse_lazy(tensor: torch.Tensor, where: str) -> None:
@@ -159,7 +163,8 @@ def _refuse_unregistered_entries(module: nn.Module, where: str) -> None:
         )  # fmt: skip
 
 
-def _spec(item: NamedTensor) -> TensorSpec | None:
+def spec_of(item: NamedTensor) -> TensorSpec | None:
+    """Describe a registered tensor without its values; `None` for a buffer that is `None`."""
     tensor = item.tensor
     if tensor is None:
         return None
@@ -190,7 +195,7 @@ class _Piece(NamedTuple):
         return [f"{alias}.{self.part}" if self.part else alias for alias in self.item.aliases]
 
 
-def _sharing(tensors: dict[str, NamedTensor]) -> tuple[Sharing, ...]:
+def sharing_of(tensors: dict[str, NamedTensor]) -> tuple[Sharing, ...]:
     """Group names whose tensors are one, or overlap: `named_parameters` doesn't see two parameters over one memory.
 
     Neighbours in one storage (slices of a flat buffer) have nothing to do with each other. What overlaps a part of a
@@ -328,7 +333,7 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
         item, where = tensors[name], f"{scope} {name}"
         spec = record.contract.tensors[name]
         target = item.tensor
-        if item.kind != "parameter" and _spec(item) != spec:
+        if item.kind != "parameter" and spec_of(item) != spec:
             target = None if captured is None else empty_like(captured, captured.device)
             writes.extend(ObjectWrite(where, _rebind(*places[alias], target)) for alias in item.aliases)
         if captured is not None and target is not None:

@@ -18,7 +18,7 @@ What it still loses: attributes an optimizer keeps outside `state` and `param_gr
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -195,9 +195,22 @@ def _tensors(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_optimizer(
-    record: OptimizerRecord, optimizer: Optimizer, names: ParameterNames, scope: str
+    record: OptimizerRecord,
+    optimizer: Optimizer,
+    names: ParameterNames,
+    scope: str,
+    *,
+    compares_requests: bool = True,
 ) -> Iterator[Finding]:
-    """Yield what differs: class, groups, members, order, and options that the program asked for."""
+    """Yield what differs: class, groups, members, order, and options that the program asked for.
+
+    Args:
+        record: The recorded optimizer.
+        optimizer: The live one.
+        names: The names of its parameters.
+        scope: What it is, for messages and codes.
+        compares_requests: Whether the record knows what the program asked for, since it was bound as it was made.
+    """
     refuse_unsupported_optimizer(optimizer, scope)
     if not is_of_class(optimizer, record.class_name):
         yield difference(
@@ -218,13 +231,13 @@ def check_optimizer(
     live = group_names(optimizer, names, scope)
     places = match_groups(record, live)
     if places is None:
-        yield from _membership_findings(record, live, scope)
+        yield from membership_findings([group.parameters for group in record.groups], live, scope)
         return
     # LBFGS keeps flat vectors over all parameters under the first of them: there the order *is* the state.
     by_name = not isinstance(optimizer, torch.optim.LBFGS)
     yield from _order_findings(record, live, places, scope, admissible=by_name)
     configured = configured_options(optimizer, scope)
-    for index, place in enumerate(places):
+    for index, place in enumerate(places if compares_requests else ()):
         yield from check_options(record.groups[place], configured[index], f"{scope} group {index}", scope)
 
 
@@ -244,26 +257,64 @@ def match_groups(record: OptimizerRecord, live: list[list[str]]) -> list[int] | 
     return places
 
 
-def _membership_findings(record: OptimizerRecord, live: list[list[str]], scope: str) -> Iterator[Finding]:
-    before = {name: index for index, group in enumerate(record.groups) for name in group.parameters}
+def membership_findings(
+    recorded: Sequence[Sequence[str]], live: Sequence[Sequence[str]], scope: str, section: str = "optimizers"
+) -> Iterator[Finding]:
+    """Yield which parameters are in other groups than they were, or on one side only.
+
+    Args:
+        recorded: The members of each recorded group by name.
+        live: Those of each live group.
+        scope: The optimizer, for codes.
+        section: Where in a record it is.
+    """
+    before = {name: index for index, members in enumerate(recorded) for name in members}
     after = {name: index for index, members in enumerate(live) for name in members}
-    if len(record.groups) != len(live):
-        yield difference(scope, "groups", "another number of groups", scope, len(record.groups), len(live))
+    if len(recorded) != len(live):
+        yield difference(
+            scope, "groups", "another number of groups", scope, len(recorded), len(live),
+            hint=_groups_hint(recorded, live, scope, section),
+        )  # fmt: skip
     for name in sorted(before.keys() | after.keys()):
-        if name not in after or name not in before:
-            what = "a parameter is in no group" if name not in after else "a parameter was in no group"
-            code = "missing" if name not in after else "extra"
-            sides = (
-                (f"group {before.get(name)}", "absent")
-                if name not in after
-                else ("absent", f"group {after[name]}")
+        if name not in after:
+            sides = f"group {before[name]}", "absent"
+            yield difference(
+                scope, f"missing.{name}", "a parameter is in no group", f"{scope} {name}", *sides
             )
-            yield difference(scope, f"{code}.{name}", what, f"{scope} {name}", *sides)
+        elif name not in before:
+            sides = "absent", f"group {after[name]}"
+            yield difference(scope, f"extra.{name}", "a parameter was in no group", f"{scope} {name}", *sides)
         elif before[name] != after[name]:
             where = f"{scope} {name}"
             yield difference(
                 scope, f"group.{name}", "it is in another group", where, before[name], after[name]
             )
+
+
+def _groups_hint(
+    recorded: Sequence[Sequence[str]], live: Sequence[Sequence[str]], scope: str, section: str
+) -> str | None:
+    """Say how a program gets the groups that the record has: `add_param_group` in mid-run is not in its first lines."""
+    name = scope.removeprefix("optimizer.")
+    longer, shorter = (recorded, live) if len(recorded) > len(live) else (live, recorded)
+    known = [set(members) for members in shorter]
+    odd = [
+        f"group {index} ({_some(members)})"
+        for index, members in enumerate(longer)
+        if set(members) not in known
+    ]
+    if not odd:
+        return None
+    if longer is live:
+        return f"{' and '.join(odd)} came later than the record: resume first, then `add_param_group`"
+    return (
+        f"{' and '.join(odd)} must be there before the restore: build the groups that "
+        f'`checkpointer.newest().{section}["{name}"].groups` names, then resume'
+    )
+
+
+def _some(members: Sequence[str]) -> str:
+    return ", ".join(members[:5]) + (f" and {len(members) - 5} more" if len(members) > 5 else "")
 
 
 def _order_findings(

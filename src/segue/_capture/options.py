@@ -112,11 +112,19 @@ def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: 
 
 
 def difference(
-    scope: str, aspect: str, what: str, where: str, expected: Any, found: Any, *, admissible: bool = False
+    scope: str,
+    aspect: str,
+    what: str,
+    where: str,
+    expected: Any,
+    found: Any,
+    *,
+    hint: str | None = None,
+    admissible: bool = False,
 ) -> Finding:
     """Make the finding of something that differs in an optimizer."""
     return Finding(
-        OptimizerMismatch, f"{scope}.{aspect}", what, where, expected, found, admissible=admissible
+        OptimizerMismatch, f"{scope}.{aspect}", what, where, expected, found, hint, admissible=admissible
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from segue._record.base import BaseRecord
 from segue._record.contract import Sharing, TrainableContract, without_common_end
-from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord
+from segue._record.sections import ComponentRecord, ModuleRecord, OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
 from segue.errors import InvalidRecord
 
+R = TypeVar("R", bound=TrainingRecord)
 
-def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
+
+def renamed(record: R, names: Mapping[str, str]) -> R:
     """Return the record with the model's parameters, buffers and submodules renamed wherever they occur.
 
     Args:
@@ -37,6 +40,9 @@ def renamed(record: TrainingRecord, names: Mapping[str, str]) -> TrainingRecord:
         record,
         model=_module(record.model, names, table),
         optimizers={name: _optimizer(optimizer, table) for name, optimizer in record.optimizers.items()},
+        opaque_optimizers=None
+        if record.opaque_optimizers is None
+        else {name: _opaque(optimizer, table) for name, optimizer in record.opaque_optimizers.items()},
         components={name: _component(component, table) for name, component in record.components.items()},
         gradients=record.gradients.renamed(table),
         window=None
@@ -125,6 +131,14 @@ def _optimizer(record: OptimizerRecord, table: Mapping[str, str]) -> OptimizerRe
     )
     return replace(
         record, groups=groups, state={table.get(name, name): slots for name, slots in record.state.items()}
+    )
+
+
+def _opaque(record: OpaqueOptimizerRecord, table: Mapping[str, str]) -> OpaqueOptimizerRecord:
+    if record.groups is None:
+        return record
+    return replace(
+        record, groups=tuple(tuple(table.get(name, name) for name in group) for group in record.groups)
     )
 
 

@@ -10,11 +10,12 @@ from segue._record.base import BaseRecord
 from segue._record.composite import CapturedSubclass, ConvertedTensor
 from segue._record.contract import TensorSpec, TrainableContract
 from segue._record.parts import parts_of
-from segue._record.structure import added
+from segue._record.structure import added, embeddable
 from segue._record.tensors import DTYPE_NAMES, CapturedTensor
 from segue.errors import InvalidRecord
 
 
+@embeddable("module")
 @dataclass(frozen=True)
 class ModuleRecord:
     """A module's parameters, all of its buffers and its modes; or, beside a named base, what isn't in that."""
@@ -60,8 +61,6 @@ def _layout_of_tensor(
 ) -> tuple[object, ...] | None:
     if tensor is None:
         return None
-    if isinstance(tensor, ConvertedTensor):
-        return DTYPE_NAMES.get(tensor.dtype), tensor.shape, tensor.stored.strides, tensor.device, None
     return DTYPE_NAMES.get(tensor.dtype), tensor.shape, tensor.strides, tensor.device, parts_of(tensor)
 
 
@@ -81,6 +80,7 @@ class GroupRecord:
         _refuse_no_dictionary("options of a group", self.configured)
 
 
+@embeddable("optimizer")
 @dataclass(frozen=True)
 class OptimizerRecord:
     """A torch optimizer: groups by name and state by parameter name and slot."""
@@ -114,6 +114,7 @@ def _refuse_no_dictionary(what: str, tree: Any) -> None:
         raise InvalidRecord("not a dictionary", code="record.field", where=what, found=type(tree).__name__)
 
 
+@embeddable("scheduler")
 @dataclass(frozen=True)
 class SchedulerRecord:
     """A learning-rate scheduler: where it stands, and how it was configured."""
@@ -133,6 +134,7 @@ class SchedulerRecord:
     """Optimizer steps between its last two moves; `None` before the second move."""
 
 
+@embeddable("component")
 @dataclass(frozen=True)
 class ComponentRecord:
     """Any other object with state that was registered by name."""
@@ -149,6 +151,27 @@ class ComponentRecord:
         """Refuse a module whose sharing is not told as capture tells it: check and rename read it."""
         if self.module is not None and self.tree is not None and not _tells_shares(self.tree):
             raise InvalidRecord("what a module shares is not told", code="record.shares", found=self.tree)
+
+
+@dataclass(frozen=True)
+class OpaqueOptimizerRecord:
+    """An optimizer that is not torch's: what it saves of itself, and what it says that it steps."""
+
+    state: ComponentRecord
+    groups: tuple[tuple[str, ...], ...] | None
+    """The members of its groups by name, in order; `None` where it doesn't say."""
+
+    @property
+    def class_name(self) -> str:
+        """The full name of its class."""
+        return self.state.class_name
+
+    def __post_init__(self) -> None:
+        """Refuse a module: it is restored otherwise, and is no optimizer."""
+        if self.state.module is not None:
+            raise InvalidRecord(
+                "an optimizer that is a module", code="record.field", found=self.state.class_name
+            )
 
 
 def _tells_shares(tree: Any) -> bool:

@@ -14,7 +14,13 @@ from segue._record.contract import TensorSpec
 from segue._record.conversion import PRECISIONS, Precision
 from segue._record.gradients import GradientsRecord
 from segue._record.precision import converted_tensors, in_precision, refuse_untold
-from segue._record.sections import ComponentRecord, ModuleRecord, OptimizerRecord, SchedulerRecord
+from segue._record.sections import (
+    ComponentRecord,
+    ModuleRecord,
+    OpaqueOptimizerRecord,
+    OptimizerRecord,
+    SchedulerRecord,
+)
 from segue._record.structure import added
 from segue._record.tensors import CapturedTensor
 from segue._record.window import WindowRecord
@@ -68,9 +74,14 @@ class TrainingRecord:
     """Optimizer records that the caller made, as they were given."""
     precision: str = added(since=3, default="native")
     """What tensors were converted to last; each says whether it was, and whether it lost anything."""
+    opaque_optimizers: Mapping[str, OpaqueOptimizerRecord] | None = added(since=3)
+    """Optimizers that are not torch's, by names that none of `optimizers` has; `None` where there are none."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown precision."""
+        """Refuse a name that two optimizers have, since a program has one of that name, and an unknown precision."""
+        twice = sorted(self.optimizers.keys() & (self.opaque_optimizers or {}).keys())
+        if twice:
+            raise InvalidRecord("two optimizers have one name", code="record.optimizers", found=twice[:5])
         if self.precision not in PRECISIONS:
             raise InvalidRecord(
                 "no such precision", code="record.precision", where="precision", expected=PRECISIONS, found=self.precision,
@@ -119,8 +130,12 @@ class TrainingRecord:
 
     def sections(self) -> dict[str, Any]:
         """Return every field as a tree, by name: what stores and digests work on."""
-        trees: dict[str, Any] = _structure.unstructure(self)
+        trees: dict[str, Any] = _structure.unstructure(self.as_stored())
         return trees
+
+    def as_stored(self) -> TrainingRecord:
+        """Return the record as stores write it: nothing in it but values and trees."""
+        return self
 
     @staticmethod
     def from_sections(sections: Mapping[str, Any]) -> TrainingRecord:

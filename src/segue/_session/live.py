@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import nn
@@ -13,10 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from segue._capture.component import kind_of
 from segue._capture.gradients import PendingSource
 from segue._capture.naming import named_tensors
+from segue._capture.opaque import refuse_no_optimizer
+from segue._capture.owners import inner_optimizers
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import is_scheduler
 from segue._capture.sharing import shared_between
 from segue._capture.staging import plain_parts, type_name
+from segue._session.model_state import BoundModelState
 from segue.errors import TiedParameterConflict, UnsupportedState
 
 T = TypeVar("T")
@@ -29,10 +32,15 @@ class LiveTraining:
 
     model: nn.Module
     optimizers: Mapping[str, Optimizer]
+    """Those of torch."""
     schedulers: Mapping[str, LRScheduler]
     accumulator: PendingSource | None
     components: Mapping[str, Any]
     rng: RngStreams | None
+    model_state: BoundModelState
+    """What of the model is captured."""
+    opaque: Mapping[str, Any] = field(default_factory=dict)
+    """Optimizers that are not torch's."""
 
     def modules(self) -> dict[str, nn.Module]:
         """Return every registered module by the prefix of its parameters' names; the model's is empty."""
@@ -82,9 +90,16 @@ class LiveTraining:
             if not tensor.is_inference()
         ]
 
+    def scheduled(self) -> dict[str, Optimizer]:
+        """Return every torch optimizer by name, also those inside others: `lookahead.optimizer`. Schedulers drive these."""
+        found = dict(self.optimizers)
+        for name, value in self.opaque.items():
+            found |= inner_optimizers(value, name)
+        return found
+
     def optimizer_names(self) -> dict[int, str]:
-        """Return the name of each optimizer by its `id`."""
-        return {id(optimizer): name for name, optimizer in self.optimizers.items()}
+        """Return the name of each torch optimizer by its `id`."""
+        return {id(optimizer): name for name, optimizer in self.scheduled().items()}
 
 
 def parameter_names(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
@@ -103,35 +118,48 @@ def by_name(values: T | Mapping[str, T] | None, alone: str) -> dict[str, T]:
     return named
 
 
+def refuse_no_model(model: object) -> None:
+    """Raise `UnsupportedState` for a model that is no module."""
+    if not isinstance(model, nn.Module):
+        raise _not_supported("the model must be a torch.nn.Module", "model", model)
+
+
 def refuse_wrong_kinds(live: LiveTraining) -> None:
     """Raise `UnsupportedState` for an object that is not what its place in `Training` takes."""
-    if not isinstance(live.model, nn.Module):
-        raise _not_supported("the model must be a torch.nn.Module", "model", live.model)
-    for name, optimizer in live.optimizers.items():
-        if not isinstance(optimizer, Optimizer):
-            raise _not_supported(
-                "an optimizer must be a torch.optim.Optimizer", f"optimizer.{name}", optimizer
-            )
+    for name, optimizer in live.opaque.items():
+        refuse_no_optimizer(optimizer, f"optimizer.{name}")
     for name, scheduler in live.schedulers.items():
         if not is_scheduler(scheduler):
             raise _not_supported("a scheduler must be a torch LRScheduler", f"scheduler.{name}", scheduler)
         if id(scheduler.optimizer) not in live.optimizer_names():
-            found = "an optimizer that is not registered"
-            raise UnsupportedState(
-                "a scheduler drives another optimizer", where=f"scheduler.{name}", found=found
-            )
-    if live.accumulator is not None and not all(hasattr(live.accumulator, name) for name in _PENDING_SOURCE):
-        raise _not_supported(
-            "an accumulator must be a GradientAccumulator or WeightedAccumulator",
-            "accumulator",
-            live.accumulator,
-        )
+            raise _drives_another(scheduler.optimizer, name)
+    if live.accumulator is not None:
+        refuse_no_accumulator(live.accumulator)
     if live.rng is not None and not isinstance(live.rng, RngStreams):
         raise _not_supported("rng takes `RngStreams()` or None", "rng", live.rng)
     for name, value in live.components.items():
         if isinstance(value, list | tuple):
             raise _not_supported("components are given by name", f"component.{name}", value)
         kind_of(value, name)
+
+
+def refuse_no_accumulator(value: object) -> None:
+    """Raise `UnsupportedState` for an accumulator that is none."""
+    if not all(hasattr(value, name) for name in _PENDING_SOURCE):
+        raise _not_supported(
+            "an accumulator must be a GradientAccumulator or WeightedAccumulator", "accumulator", value
+        )
+
+
+def _drives_another(optimizer: object, scheduler: str) -> UnsupportedState:
+    if isinstance(optimizer, Optimizer):
+        what, found = "a scheduler drives another optimizer", "an optimizer that is not registered"
+    else:
+        what, found = (
+            "a scheduler drives what is no torch optimizer: its steps can't be counted",
+            type_name(optimizer),
+        )
+    return UnsupportedState(what, where=f"scheduler.{scheduler}", found=found)
 
 
 def _not_supported(what: str, where: str, value: object) -> UnsupportedState:

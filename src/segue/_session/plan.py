@@ -6,22 +6,31 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from segue._capture.clock import ScheduleClock
-from segue._capture.component import ObjectRestore, check_component
+from segue._capture.component import ObjectRestore, check_component, streams_last
 from segue._capture.environment import check_environment
 from segue._capture.gradients import check_gradients, check_window, plan_gradients, plan_window
-from segue._capture.module import check_module, plan_module
-from segue._capture.optimizer import check_optimizer, plan_optimizer
+from segue._capture.history import Layout, check_history
+from segue._capture.module import plan_module
+from segue._capture.opaque import check_opaque
+from segue._capture.optimizer import ParameterNames, check_optimizer, plan_optimizer
 from segue._capture.scheduler import check_scheduler, plan_scheduler
 from segue._capture.staging import type_name
 from segue._capture.writes import ObjectWrite, Write, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
+from segue._record.sections import OpaqueOptimizerRecord, OptimizerRecord
+from segue._record.tensors import DTYPES
 from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
+from segue._session.callers_values import is_callers_form
 from segue._session.live import LiveTraining, parameter_names
+from segue._session.model_state import callers_record
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
@@ -48,10 +57,20 @@ def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]
         raise UnsupportedFormat(
             "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
         )
+    _refuse_callers_form(record)
     findings = [finding for check in _CHECKS for finding in check(record, live)]
     return sorted(
         findings, key=lambda finding: _FIRST.index(finding.error) if finding.error in _FIRST else len(_FIRST)
     )
+
+
+def _refuse_callers_form(record: TrainingRecord) -> None:
+    if is_callers_form(record):
+        raise OptimizerMismatch(
+            "model and optimizers of this record are the caller's own", code="record.kind", where="record",
+            expected="a record of `Training.capture`", found=f"kind {record.kind!r}, of `TrainingRecord.capture`",
+            hint="`record.restore(model, scheduler, restore_model=..., restore_groups=...)` restores it",
+        )  # fmt: skip
 
 
 def _check_topology(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -78,15 +97,45 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    yield from check_module(record.model, live.model, "model")
+    yield from live.model_state.check(record)
 
 
 def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    names = parameter_names(live.parameters())
+    parameters = live.parameters()
+    names = parameter_names(parameters)
     yield from _check_each(
-        OptimizerMismatch, "optimizer", record.optimizers, live.optimizers,
-        lambda name, before, now: check_optimizer(before, now, names, f"optimizer.{name}"),
+        OptimizerMismatch, "optimizer", {**record.optimizers, **(record.opaque_optimizers or {})},
+        {**live.optimizers, **live.opaque},
+        lambda name, before, now: _check_optimizer(before, now, names, f"optimizer.{name}"),
     )  # fmt: skip
+    layouts = _layouts(record, parameters)
+    for name, optimizer in record.optimizers.items():
+        yield from check_history(optimizer, layouts, f"optimizer.{name}")
+
+
+def _layouts(record: TrainingRecord, parameters: Mapping[str, nn.Parameter]) -> dict[str, Layout]:
+    """Tell what each parameter is: as recorded, since a difference from that has a finding of its own, or else as it is."""
+    layouts = {name: Layout(tuple(item.shape), item.dtype) for name, item in parameters.items()}
+    modules = {f"{name}/": item.module for name, item in record.components.items()} | {"": record.model}
+    for prefix, module in modules.items():
+        for name, spec in module.contract.tensors.items() if module is not None else ():
+            if spec is not None:
+                layouts[prefix + name] = Layout(spec.shape, DTYPES[spec.dtype])
+    return layouts
+
+
+def _check_optimizer(
+    record: OptimizerRecord | OpaqueOptimizerRecord, optimizer: Any, names: ParameterNames, scope: str
+) -> Iterator[Finding]:
+    if isinstance(record, OptimizerRecord) != isinstance(optimizer, Optimizer):
+        yield Finding(
+            OptimizerMismatch, f"{scope}.class", "another class of optimizer", scope, record.class_name,
+            type_name(optimizer),
+        )  # fmt: skip
+    elif isinstance(record, OptimizerRecord):
+        yield from check_optimizer(record, optimizer, names, scope)
+    else:
+        yield from check_opaque(record, optimizer, names, scope)
 
 
 def _check_pending(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -181,6 +230,17 @@ def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
     return admitted
 
 
+def refuse_all(findings: Iterable[Finding]) -> None:
+    """Raise for all findings where none can be accepted.
+
+    Raises:
+        MismatchError: With every finding, if there is any.
+    """
+    refused = [replace(finding, admissible=False) for finding in findings]
+    if refused:
+        raise MismatchError.of(refused)
+
+
 def _told_in_vain(finding: Finding) -> Finding:
     why = "this difference can't be accepted"
     return replace(finding, hint=f"{finding.hint}; {why}" if finding.hint else why)
@@ -203,7 +263,7 @@ class RestorePlan:
         self._live = live
         # The streams first: reading the undo copies runs code of others, which may draw.
         self._streams_before = None if live.rng is None else live.rng.capture()
-        self._objects = ObjectRestore(dict(record.components), dict(live.components))
+        self._objects = _objects(record, live)
         self.has_written = False
         self._accepted = accepted
         self._writes = list(self._plan(clock))
@@ -261,7 +321,8 @@ class RestorePlan:
             raise
         except BaseException as error:
             self._put_streams_back()
-            if self._live.versions() != versions:
+            # A caller's object writes to the model by nature; that it is back was compared by value.
+            if self._live.versions() != versions and not self._live.model_state.objects():
                 self.has_written = True
                 raise RestoreInterrupted(
                     "a component refused its state after it had written to the model; rebuild this training",
@@ -282,6 +343,22 @@ class RestorePlan:
         if self._live.rng is not None and self._streams_before is not None:
             for write in self._live.rng.plan(self._streams_before):
                 write.run(self._scratch)
+
+
+def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
+    """Make the restore of what can only be asked: the caller's model, optimizers, then components, which may draw."""
+    opaque = record.opaque_optimizers or {}
+    optimizers = {f"optimizer.{name}": opaque[name].state for name in sorted(opaque)}
+    components = {
+        f"component.{name}": record.components[name]
+        for name in streams_last(record.components)
+        if record.components[name].module is None
+    }
+    values: dict[str, Any] = {f"component.{name}": value for name, value in live.components.items()}
+    values |= {f"optimizer.{name}": value for name, value in live.opaque.items()}
+    values |= live.model_state.objects()
+    records = {**callers_record(record), **optimizers, **components}
+    return ObjectRestore(records, values, reread=optimizers)
 
 
 def _set_clock(clock: ScheduleClock, name: str, outstanding: int, usual: int | None) -> Any:

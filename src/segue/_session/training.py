@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.boundary import refuse_inside_backward
 from segue._capture.clock import ScheduleClock
-from segue._capture.component import STREAMS_NAME, capture_component, streams_last
+from segue._capture.component import STREAMS_NAME, Component, Stateful, capture_component, streams_last
 from segue._capture.environment import capture_environment
 from segue._capture.gradients import PendingSource, capture_gradients, capture_window
-from segue._capture.module import bind_module, capture_module
+from segue._capture.module import bind_module
+from segue._capture.opaque import capture_opaque
 from segue._capture.optimizer import capture_optimizer
 from segue._capture.options import bind_optimizer
+from segue._capture.owners import refuse_wrong_owners
 from segue._capture.plain import freeze
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
@@ -28,10 +29,11 @@ from segue._capture.staging import type_name
 from segue._record.counters import stuck_counters
 from segue._record.rename import is_known, renamed
 from segue._record.sections import OptimizerRecord, SchedulerRecord
-from segue._record.training import TrainingRecord
-from segue._session.live import LiveTraining, by_name, parameter_names, refuse_wrong_kinds
+from segue._session.live import LiveTraining, by_name, parameter_names, refuse_no_model, refuse_wrong_kinds
+from segue._session.model_state import FullModel, ModelState, bound
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
+from segue._session.record import TrainingRecord
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
     CounterWarning,
@@ -42,21 +44,20 @@ from segue.errors import (
 )
 
 
-@dataclass(frozen=True)
-class FullModel:
-    """Capture the whole model: every parameter and every buffer. The default of `Training(model_state=...)`."""
-
-
 class Training:
     """Everything that decides how a training goes on, bound together so that it can be captured and restored.
 
     Args:
         model: The model, in any wrapper; its tensors are filled in place at restore.
-        optimizers: One optimizer (stored as `"optimizer"`), or several by name.
+        optimizers: One optimizer (stored as `"optimizer"`), or several by name, which own disjoint sets of parameters:
+            torch optimizers, and other objects with `state_dict` and `load_state_dict`, or with `capture`, `check` and
+            `restore`.
         schedulers: One learning-rate scheduler (stored as `"scheduler"`), or several by name.
         accumulator: A `GradientAccumulator` or `WeightedAccumulator`; without one, what stands in `.grad` is pending.
             Gradients standing in `.grad` are captured in any case.
-        model_state: What of the model is captured; `FullModel()`.
+        model_state: What of the model is captured: `FullModel()`; `TrainableOnly(base=...)`, the trainable part beside a
+            frozen base that is named; or an object of your own with `capture`, `check` and `restore`, which answers for
+            every trainable parameter.
         components: Other objects with state by name: modules (an EMA, a loss with parameters), objects with
             `state_dict` and `load_state_dict`, or with `capture`, `check` and `restore`. One named `"rng"` replaces
             the default random streams.
@@ -66,6 +67,7 @@ class Training:
 
     Raises:
         UnsupportedState: If an object is not of the kind its place takes.
+        BaseMismatch: If the base of `TrainableOnly` was rewritten since its identity was taken.
 
     Guarantees:
         Binding changes no bit of the training. It adds one step hook to each scheduled optimizer, which counts.
@@ -80,27 +82,27 @@ class Training:
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Optimizer | Mapping[str, Optimizer],
+        optimizers: Stateful | Component | Mapping[str, Stateful | Component],
         schedulers: LRScheduler | Mapping[str, LRScheduler] | None = None,
         *,
         accumulator: PendingSource | None = None,
-        model_state: FullModel | None = None,
+        model_state: ModelState = FullModel(),  # noqa: B008  (a value)
         components: Mapping[str, Any] | None = None,
         rng: RngStreams | None = RngStreams(),  # noqa: B008  (stateless)
         strict: bool = False,
     ) -> None:
-        if model_state is not None and not isinstance(model_state, FullModel):
-            raise UnsupportedState(
-                "only `FullModel()` is supported yet", where="model_state", found=type_name(model_state)
-            )
+        refuse_no_model(model)
         components = by_name(components, "component")
+        named = by_name(optimizers, "optimizer")
         self._live = LiveTraining(
             model,
-            by_name(optimizers, "optimizer"),
+            {name: value for name, value in named.items() if isinstance(value, Optimizer)},
             by_name(schedulers, "scheduler"),
             accumulator,
             components,
             None if STREAMS_NAME in components else rng,
+            bound(model_state, model),
+            {name: value for name, value in named.items() if not isinstance(value, Optimizer)},
         )
         self._strict = strict
         self._lineage: tuple[Any, ...] = ()
@@ -135,7 +137,8 @@ class Training:
 
         Raises:
             NotAtBoundary: Inside a backward, or between a scaler's `unscale_` and `update`.
-            UnsupportedState: If something live has no exact representation; the message names path and type.
+            UnsupportedState: If something live has no exact representation; the message names path and type. If a
+                trainable parameter of the model has no optimizer, or a parameter has two.
             PendingGradientError: If a pending gradient belongs to no trainable registered parameter.
             RestoreInterrupted: If the last restore broke off half way.
 
@@ -155,6 +158,7 @@ class Training:
         self._warn_of_due_schedules()
         parameters = live.parameters()
         self._refuse_other_windows(parameters)
+        refuse_wrong_owners({**live.optimizers, **live.opaque}, parameters, live.model)
         names = parameter_names(parameters)
         shares = live.shares()
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
@@ -162,14 +166,21 @@ class Training:
             name: capture_component(live.components[name], name, shares.get(name))
             for name in streams_last(live.components)
         }
+        opaque = {
+            name: capture_opaque(live.opaque[name], names, f"optimizer.{name}")
+            for name in sorted(live.opaque)
+        }
         streams = None if live.rng is None else live.rng.capture()
         optimizers = {
             name: capture_optimizer(optimizer, names, f"optimizer.{name}")
             for name, optimizer in live.optimizers.items()
         }
         _warn_of_stuck_counters(optimizers)
+        model, model_state = live.model_state.capture()
         return TrainingRecord(
-            model=capture_module(live.model, "model"),
+            model=model,
+            model_state=model_state,
+            kind=live.model_state.kind,
             optimizers=optimizers,
             schedulers={name: self._capture_scheduler(name) for name in live.schedulers},
             gradients=capture_gradients(parameters),
@@ -181,6 +192,7 @@ class Training:
             step=step,
             microbatch=microbatch,
             lineage=self._lineage,
+            opaque_optimizers=opaque or None,
         )
 
     def capture_async(
@@ -233,7 +245,7 @@ class Training:
     def _refuse_unregistered(self) -> None:
         # Walking all objects takes tens of milliseconds, so once; afterwards the mark tells that they leave on `step`.
         alive = () if self._searched else gc.get_objects()
-        refuse_unregistered(self._live.optimizers, list(self._live.schedulers.values()), alive)
+        refuse_unregistered(self._live.scheduled(), list(self._live.schedulers.values()), alive)
         self._searched = True
 
     def _refuse_other_windows(self, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -21,7 +21,7 @@ from segue._store.codec import Placed, file_order, write_header
 from segue._store.manifest import MAX_TENSOR_NAME_BYTES, MAX_WORLD_SIZE, Manifest, TensorEntry, check_writable
 from segue.errors import CorruptCheckpoint, InvalidRecord
 
-STATE_SECTIONS = ("caller_state", "components", "model_state", "groups")
+STATE_SECTIONS = ("caller_state", "components", "model_state", "groups", "opaque_optimizers")
 """The sections of any size, which have a file of their own."""
 PLAIN_SECTIONS = ("kind", "step", "microbatch", "topology")
 """The sections that stand as plain JSON at the top of the manifest."""
@@ -86,6 +86,7 @@ def lay_out(record: TrainingRecord) -> Contents:
     Cost:
         No tensor byte is read; a few microseconds for each tensor.
     """
+    record = record.as_stored()
     sections = record.sections()
     _check_counts(record)
     sorter = _Sorter(record.model.contract.tensors)
