@@ -1,4 +1,4 @@
-"""The demo from end to end: three runs, nine processes, six real kills."""
+"""The demo from end to end: three runs, nine processes, six real kills; then that of an adapter."""
 
 import sys
 
@@ -66,3 +66,46 @@ def test_the_plan_says_how_to_repeat_it(segue_command, tmp_path):
     out = segue_command("demo", "--seed", "7", "--out", tmp_path).out
     assert f"segue demo --seed 7 --out {tmp_path}" in out
     assert "while writing its checkpoint" in out
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_adapter_is_identical_without_a_byte_of_its_base_and_refuses_another(
+    segue_command, tmp_path
+):
+    options = ["--adapters", "--seed", "1", "--microbatches", SHORT, "--out", tmp_path]
+    outcome = segue_command("demo", "--json", *options)
+    assert outcome.code == 0, outcome.err
+    report = outcome.json
+    assert report["identical"]
+    assert {name: check["passed"] for name, check in report["checks"].items()} == {
+        "base_is_absent": True, "other_base_is_refused": True, "identical": True,
+    }  # fmt: skip
+    whole, ours = report["runs"].values()
+    assert (whole["num_processes"], ours["num_processes"]) == (1, 4)
+    assert ours["digest"] == whole["digest"]
+    assert any(kill["pending_microbatches"] for kill in report["kills"])
+    assert any(kill["during_save"] for kill in report["kills"])
+    assert (report["picture"], report["adapter"]["base"]) == (
+        None,
+        str(tmp_path / "runs" / "base.safetensors"),
+    )
+    absent = report["checks"]["base_is_absent"]
+    assert absent["num_base_bytes"] > 10 * absent["num_checkpoint_bytes"]
+
+    # What it left can be looked at, as its last lines suggest.
+    finals = [tmp_path / "runs" / role / "final" for role in ("uninterrupted", "segue")]
+    assert segue_command("diff", *finals).code == 0
+    assert segue_command("inspect", "--json", finals[1]).json["kind"] == "model_state"
+
+
+def test_the_plan_of_an_adapter_says_how_to_repeat_it_and_needs_no_matplotlib(
+    segue_command, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (tmp_path / "runs").mkdir()  # not made by a demo
+    outcome = segue_command("demo", "--adapters", "--seed", "7", "--out", tmp_path)
+    assert outcome.code == 6
+    assert f"segue demo --adapters --seed 7 --out {tmp_path}" in outcome.out
+    assert "A LoRA adapter" in outcome.out
+    assert "not made by the demo" in outcome.err
+    assert "matplotlib" not in outcome.err

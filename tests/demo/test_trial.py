@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from segue.demo.process import TrialFailed
 from segue.demo.settings import Kill, Role, RunSettings
-from segue.demo.trial import TrialFailed, fresh_directory, run_trial
+from segue.demo.trial import fresh_directory, run_trial
 
 
 def test_the_runs_of_an_earlier_demo_are_replaced(tmp_path):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shlex
-import shutil
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,17 +11,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 from rich.progress import Progress
-from rich.text import Text
 
 import segue
-from segue.cli import comparison, demonstration, inspection, listing
+from segue.cli import adaptation, comparison, demonstration, inspection, listing
+from segue.cli.demo import RUNS, demonstrate, demonstrate_adapters
 from segue.cli.exit_codes import ExitCode, exit_code
-from segue.cli.terminal import print_error, print_failure, print_json, stderr, stdout
-from segue.demo import picture
-from segue.demo.kills import fewest_microbatches, plan_kills
+from segue.cli.terminal import print_error, print_failure, print_json, stdout
+from segue.demo.base import BASE
+from segue.demo.kills import fewest_microbatches
+from segue.demo.process import TrialFailed
 from segue.demo.settings import RunSettings
 from segue.demo.text import Corpus, read_text
-from segue.demo.trial import TrialFailed, fresh_directory, run_trial
 from segue.errors import SegueError
 
 _EXIT_CODES = (
@@ -170,6 +166,12 @@ def demo(
     microbatches: Annotated[
         int, typer.Option(help="How long the training is.")
     ] = RunSettings.num_microbatches,
+    adapters: Annotated[
+        bool,
+        typer.Option(
+            "--adapters", help="Train a LoRA adapter over a frozen base, and check its checkpoints."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train, kill, continue and compare: does it go on as if nothing had happened?
@@ -178,10 +180,18 @@ def demo(
     one while a checkpoint is being written, and continued by segue in new processes. A third is killed at the same
     places and continued from state dicts, as people do today. Exits 0 only if segue's run is bit-identical to the first.
 
+    With `--adapters`, a LoRA adapter is trained over a frozen base instead, in the first two runs only, and no picture is
+    drawn. Exits 0 only if, besides, no byte of the base is in a checkpoint, whose files are searched for it, and a base
+    that differs in one bit is refused.
+
     JSON: identical, seed, text, num_microbatches, num_steps, kills [{microbatch, during_save, written_of_checkpoint,
     continued_from, pending_microbatches}], runs {uninterrupted, segue, state-dicts: {num_processes, continued_from,
     num_losses, num_losses_differing, first_differing, largest_difference, num_replayed, num_replayed_differing,
-    sections_differing, final_loss, digest, section_digests, seconds}}, picture or null, seconds.
+    sections_differing, final_loss, digest, section_digests, seconds}}, picture or null, seconds. With `--adapters` also
+    adapter {base, rank, scale, dropout}, checks {base_is_absent {passed, num_checkpoint_bytes, num_base_bytes,
+    num_checkpoints, num_searched_bytes, num_base_blocks, num_base_blocks_found, found_in, num_adapter_blocks,
+    num_adapter_blocks_found, num_adapter_tensors, names_missing, names_unexpected}, other_base_is_refused {passed,
+    difference, error, code, message, changed}, identical {passed}}.
     """
     run = RunSettings(
         text=None if text is None else str(text.resolve()),
@@ -190,13 +200,18 @@ def demo(
     )
     _refuse_unusable(run)
     try:
-        report = _demonstrate(run, out, json=json)
+        if adapters:
+            report = demonstrate_adapters(run.with_adapter(out / RUNS / BASE), out, json=json)
+            code = adaptation.verdict_code(report)
+        else:
+            report = demonstrate(run, out, json=json)
+            code = demonstration.verdict_code(report)
     except TrialFailed as failure:
         print_failure(str(failure))
         raise typer.Exit(ExitCode.FAILED) from failure
     if json:
         print_json(report)
-    raise typer.Exit(ExitCode.FINE if report["identical"] else ExitCode.DIFFERS)
+    raise typer.Exit(code)
 
 
 def _refuse_unusable(run: RunSettings) -> None:
@@ -210,55 +225,3 @@ def _refuse_unusable(run: RunSettings) -> None:
         Corpus.of(text, context=run.model.context, num_sequences=run.num_sequences, seed=run.seed)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--text") from error
-
-
-def _demonstrate(run: RunSettings, out: Path, *, json: bool) -> demonstration.Report:
-    console, kills = stdout(), plan_kills(run)
-    image = out / "loss.png" if picture.can_draw() else None
-    if image is None:
-        # Now and not after the training, so that one can still decide to install it first.
-        stderr().print("no picture will be drawn: it needs matplotlib, pip install 'segue\\[demo]'")
-    if not json:
-        console.print(demonstration.render_plan(run, kills, _again(run, out)))
-    began = time.monotonic()
-    with demonstration.Bars(console, run, shown=not json) as bars:
-        results = run_trial(run, kills, fresh_directory(out), bars.observe)
-    if image is not None:
-        picture.draw(results, kills, run, image)
-    report = demonstration.report_of(run, kills, results, time.monotonic() - began, image)
-    if not json:
-        console.print(demonstration.render_report(report))
-        console.print(_epilogue(report, out))
-    return report
-
-
-def _again(run: RunSettings, out: Path) -> str:
-    words = [_program(), "demo", "--seed", str(run.seed)]
-    words += ["--text", run.text] if run.text else []
-    words += ["--out", str(out)] if out != Path("demo") else []
-    if run.num_microbatches != RunSettings.num_microbatches:
-        words += ["--microbatches", str(run.num_microbatches)]
-    return shlex.join(words)
-
-
-def _program() -> str:
-    """Return what to type to run this command again: its path, where it is not the one on the search path."""
-    given = sys.argv[0]
-    if os.path.basename(given) != "segue" or os.path.dirname(
-        shutil.which("segue") or given
-    ) == os.path.dirname(given):
-        return "segue"
-    return os.path.relpath(given) if os.path.isabs(given) else given
-
-
-def _epilogue(report: demonstration.Report, out: Path) -> RenderableType:
-    runs = out / "runs"
-    lines = [report["picture"]] if report["picture"] else []
-    lines += [
-        f"{_program()} list {runs}/segue/checkpoints",
-        f"{_program()} diff {runs}/uninterrupted/final {runs}/state-dicts/final",
-    ]
-    return Text(
-        "\n".join([f"{report['seconds']:.0f} seconds; to look closer:", *(f"  {line}" for line in lines)]),
-        "dim",
-    )

@@ -1,4 +1,4 @@
-"""`segue demo`: how the three runs look while they go on, and what came of them."""
+"""`segue demo`: how the runs look while they go on, and what came of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from segue.cli.exit_codes import ExitCode
 from segue.cli.terminal import count
 from segue.demo.kills import continued_from
 from segue.demo.settings import Kill, Role, RunSettings
@@ -40,8 +41,8 @@ class Bars(AbstractContextManager["Bars"]):
             console=console, transient=True, disable=not (shown and console.is_terminal),
         )  # fmt: skip
         self._tasks: dict[Role, TaskID] = {
-            role: self._progress.add_task(label, total=run.num_microbatches, note="starting")
-            for role, label in _LABELS.items()
+            role: self._progress.add_task(_LABELS[role], total=run.num_microbatches, note="starting")
+            for role in run.roles
         }
 
     def __enter__(self) -> Bars:
@@ -82,10 +83,15 @@ def report_of(
         "num_microbatches": run.num_microbatches,
         "num_steps": run.num_steps,
         "kills": [_kill(kill, run, results[Role.SEGUE]) for kill in kills],
-        "runs": {role.value: _run(results[role], comparisons[role]) for role in Role},
+        "runs": {role.value: _run(result, comparisons[role]) for role, result in results.items()},
         "picture": None if picture is None else str(picture),
         "seconds": round(seconds, 2),
     }
+
+
+def verdict_code(report: Report) -> ExitCode:
+    """Return the exit code of a report: that segue's run is identical, or not."""
+    return ExitCode.FINE if report["identical"] else ExitCode.DIFFERS
 
 
 def _kill(kill: Kill, run: RunSettings, killed: RunResult) -> Report:
@@ -117,9 +123,21 @@ def _run(result: RunResult, comparison: Comparison) -> Report:
     }
 
 
-def render_plan(run: RunSettings, kills: Sequence[Kill], again: str) -> RenderableType:
+def story(run: RunSettings) -> tuple[str, ...]:
     """Say what is about to happen."""
-    source = "the language reference inside CPython" if run.text is None else run.text
+    return (
+        f"A transformer learns {source(run)} in {run.num_steps} steps.",
+        "One run is left alone; two are killed three times and go on in new processes.",
+    )
+
+
+def source(run: RunSettings) -> str:
+    """Name the text."""
+    return "the language reference inside CPython" if run.text is None else run.text
+
+
+def render_plan(told: Sequence[str], run: RunSettings, kills: Sequence[Kill], again: str) -> RenderableType:
+    """Lay out the story, the command that repeats it, and the places of the kills."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("SIGKILL at", justify="right")
     table.add_column("")
@@ -127,8 +145,7 @@ def render_plan(run: RunSettings, kills: Sequence[Kill], again: str) -> Renderab
     for kill in kills:
         table.add_row(f"microbatch {kill.microbatch}", *_place(kill, run))
     return Group(
-        Text(f"A transformer learns {source} in {run.num_steps} steps."),
-        Text("One run is left alone; two are killed three times and go on in new processes."),
+        *map(Text, told),
         Text(f"Repeat it with: {again}", style="dim"),
         Text(), table, Text(),
     )  # fmt: skip
@@ -144,14 +161,19 @@ def _place(kill: Kill, run: RunSettings) -> tuple[str, str]:
 
 def render_report(report: Report) -> RenderableType:
     """Lay out what `report_of` returns: the table, and the verdict last."""
-    runs = report["runs"]
+    return Group(render_runs(report), render_verdict(report))
+
+
+def render_runs(report: Report) -> RenderableType:
+    """Lay out the runs side by side."""
+    runs = {Role(name): run for name, run in report["runs"].items()}
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("")
-    for role, label in _LABELS.items():
-        table.add_column(label, justify="right", style=_style(role, runs[role]))
+    for role, run in runs.items():
+        table.add_column(_LABELS[role], justify="right", style=_style(role, run))
     for label, tell in _ROWS:
-        table.add_row(label, *(tell(runs[role]) for role in Role))
-    return Group(table, _verdict(report))
+        table.add_row(label, *map(tell, runs.values()))
+    return table
 
 
 def _style(role: Role, run: Report) -> str | None:
@@ -177,7 +199,8 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
 )
 
 
-def _verdict(report: Report) -> Text:
+def render_verdict(report: Report) -> Text:
+    """Say whether segue's run is that which was left alone, in a line."""
     run = report["runs"][Role.SEGUE]
     if report["identical"]:
         text = Text("identical", style="bold green")

@@ -18,6 +18,7 @@ from segue.demo.text import Corpus, read_text
 
 JOURNAL = "journal.jsonl"
 FINAL = "final"
+CHECKPOINTS = "checkpoints"
 
 
 def run_process(settings: ProcessSettings) -> None:
@@ -29,7 +30,7 @@ def run_process(settings: ProcessSettings) -> None:
     journal = Journal(directory / JOURNAL)
     parts = build(run)
     place = KillPlace(journal, settings.role, settings.kill)
-    with open_keeper(settings.role, parts, run, directory / "checkpoints") as keeper:
+    with open_keeper(settings.role, parts, run, directory / CHECKPOINTS) as keeper:
         state = train(
             parts, run, corpus, keeper, place, lambda state: journal.write("begin", done=state["microbatch"])
         )

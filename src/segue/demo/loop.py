@@ -15,6 +15,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 import segue
+from segue.demo.adapters import adapted
 from segue.demo.model import Decoder
 from segue.demo.settings import RunSettings
 from segue.demo.text import PADDING, Corpus
@@ -62,20 +63,29 @@ def build(run: RunSettings) -> Parts:
     random.seed(run.seed)
     np.random.seed(run.seed)
     torch.manual_seed(run.seed)
-    model = Decoder(run.model)
+    model, model_state = _model(run)
     optimizer = AdamW(_groups(model), lr=4e-3, betas=(0.9, 0.95))
     scheduler = _warmup_then_cosine(optimizer, run.num_steps)
     window = segue.WeightedAccumulator(model, dtype=torch.float32, microbatches=run.window_microbatches)
-    training = segue.Training(model, optimizer, scheduler, accumulator=window)
+    training = segue.Training(model, optimizer, scheduler, accumulator=window, model_state=model_state)
     return Parts(model, optimizer, scheduler, window, training)
 
 
+def _model(run: RunSettings) -> tuple[nn.Module, segue.FullModel | segue.TrainableOnly]:
+    """Return the model, and what of it a checkpoint is to hold."""
+    model = Decoder(run.model)
+    if run.adapter is None:
+        return model, segue.FullModel()
+    model = adapted(model, run.adapter)
+    return model, segue.TrainableOnly(base=segue.base_identity(model))
+
+
 def _groups(model: nn.Module) -> list[dict[str, object]]:
-    parameters = list(model.parameters())
-    return [
-        {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": 0.1},
-        {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
-    ]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    groups = ((matrices, 0.1), (vectors, 0.0))
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
 
 
 def _warmup_then_cosine(optimizer: Optimizer, num_steps: int) -> LRScheduler:

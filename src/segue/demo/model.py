@@ -56,7 +56,7 @@ class _Block(nn.Module):
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(size.width)
-        self.attention = _Attention(size)
+        self.attention = Attention(size)
         self.mlp_norm = nn.LayerNorm(size.width)
         self.mlp = nn.Sequential(
             nn.Linear(size.width, 4 * size.width),
@@ -71,7 +71,9 @@ class _Block(nn.Module):
         return mixed
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
+    """Causal self-attention; its two projections are what an adapter is put on."""
+
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.num_heads = size.num_heads
@@ -80,6 +82,7 @@ class _Attention(nn.Module):
         self.project_out = nn.Linear(size.width, size.width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Mix each place with those before it; (batch, length, width) in and out."""
         batch, length, width = hidden.shape
         heads = self.project_in(hidden).view(batch, length, 3, self.num_heads, width // self.num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)

@@ -1,29 +1,22 @@
-"""The parent: starts the processes of the three runs, kills them where it was planned, and collects what they tell."""
+"""The parent: starts the processes of the runs, kills them where it was planned, and collects what they tell."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from segue.demo.child import JOURNAL
+from segue.demo.child import CHECKPOINTS, JOURNAL
 from segue.demo.journal import Event, JournalReader
+from segue.demo.process import TrialFailed, last_words, start
 from segue.demo.settings import Kill, ProcessSettings, Role, RunSettings
 
 _MARKER = ".segue-demo"
 _POLL_SECONDS = 0.02
-_STDERR_LINES = 15
-
-
-class TrialFailed(Exception):
-    """A process of the demo did something other than train, stop to be killed, and end."""
 
 
 @dataclass
@@ -77,11 +70,11 @@ def fresh_directory(out: Path) -> Path:
 def run_trial(
     run: RunSettings, kills: Sequence[Kill], directory: Path, observe: Callable[[Progress], None]
 ) -> dict[Role, RunResult]:
-    """Run all three to their ends, at the same time.
+    """Run all to their ends, at the same time.
 
     Args:
         run: The training.
-        kills: Where two of the runs are killed, in ascending order.
+        kills: Where all but the first are killed, in ascending order.
         directory: From `fresh_directory`; each run gets a folder in it.
         observe: Called whenever a run has moved.
 
@@ -91,7 +84,9 @@ def run_trial(
     Raises:
         TrialFailed: If a process fails or is not where it was to be killed.
     """
-    runs = [_Run(role, run, () if role is Role.UNINTERRUPTED else kills, directory, observe) for role in Role]
+    runs = [
+        _Run(role, run, () if role is Role.UNINTERRUPTED else kills, directory, observe) for role in run.roles
+    ]
     try:
         for one in runs:
             one.start()
@@ -137,12 +132,7 @@ class _Run:
         settings = ProcessSettings(self.result.role, str(self._directory), self._run, self._kill)
         path = self._directory / "settings.json"
         settings.write(path)
-        with self._stderr.open("ab") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "segue.demo.child", str(path)],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=stderr,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+        self._process = start("segue.demo.child", path, self._stderr)
         self._progress.processes += 1
 
     @property
@@ -160,7 +150,7 @@ class _Run:
             self._take(event)
         if code is not None and not self._progress.is_finished:
             raise TrialFailed(
-                f"a process of the run {self.result.role} ended with {code}{self._last_words()}"
+                f"a process of the run {self.result.role} ended with {code}{last_words(self._stderr)}"
             )
         if events:
             self._observe(self._progress)
@@ -199,16 +189,10 @@ class _Run:
 
     def _unfinished_attempt(self, kill: Kill) -> list[str]:
         """List what the killed save had written; looked at after the death, when it can't go on any more."""
-        attempts = list((self._directory / "checkpoints").glob(".tmp-*"))
+        attempts = list((self._directory / CHECKPOINTS).glob(".tmp-*"))
         if len(attempts) != 1 or (attempts[0] / str(kill.file)).exists():
             raise TrialFailed(f"the kill after microbatch {kill.microbatch} did not land inside a save")
         return sorted(path.name for path in attempts[0].iterdir())
-
-    def _last_words(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self._stderr.read_text(errors="replace").splitlines()[-_STDERR_LINES:]
-            return ":\n" + "\n".join(lines) if lines else ""
-        return ""
 
     def stop(self) -> None:
         """End the process, if one is left, as after an error or Ctrl-C."""
