@@ -9,6 +9,7 @@ peft is never imported here: its objects exist only where the program has import
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,26 +27,23 @@ _ORIGINALS = {
     "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
     "peft.utils.other.AuxiliaryTrainingWrapper": "original_module",
 }
-_LAYERS = ("peft.tuners.tuners_utils.BaseTunerLayer", "peft.utils.other.AuxiliaryTrainingWrapper")
+_OF_LAYERS = ("base_layer", "original_module")
 
 # Not configuration: a cache, where the layer is, and what tells how it was made.
 _INCIDENTAL = frozenset({"_caches", "kwargs", "device_mesh", "tp_layer", "other_param_names"})
 _PLAIN = (type(None), bool, int, float, complex, str)
 
 
-def _original(module: nn.Module) -> str | None:
-    """Return the attribute under which a peft wrapper holds what it wraps, or `None` for any other module."""
-    for cls in type(module).__mro__:
-        if cls.__module__.startswith("peft.") and class_name(cls) in _ORIGINALS:
-            return _ORIGINALS[class_name(cls)]
-    return None
+@functools.cache
+def _original(cls: type) -> str | None:
+    """Return the attribute under which a wrapper of peft holds what it wraps, or `None` for any other class."""
+    names = (class_name(base) for base in cls.__mro__ if base.__module__.startswith("peft."))
+    return next((_ORIGINALS[name] for name in names if name in _ORIGINALS), None)
 
 
 def is_adapter_layer(module: nn.Module) -> bool:
     """Tell whether a module is a layer that holds adapters beside an original one."""
-    return any(
-        cls.__module__.startswith("peft.") and class_name(cls) in _LAYERS for cls in type(module).__mro__
-    )
+    return _original(type(module)) in _OF_LAYERS
 
 
 def base_places(module: nn.Module) -> Iterator[tuple[str, str, bool]]:
@@ -58,7 +56,7 @@ def _base_places(
 ) -> Iterator[tuple[str, str, bool]]:
     module = unwrapped(module)
     yield path, base_path, within
-    original = _original(module)
+    original = _original(type(module))
     holds_adapters = is_adapter_layer(module)
     for name, child in module._modules.items():
         if child is None:
