@@ -25,6 +25,7 @@ from segue.errors import (
     UnsupportedState,
     WindowError,
 )
+from tests._session import shelf
 from tests._session.callers import (
     CALLBACKS,
     Loop,
@@ -37,6 +38,7 @@ from tests._session.callers import (
     scheduler_of,
 )
 from tests._store.records import tensor
+from tests.exactness.processes import in_new_process
 
 
 def half_finished(**options):
@@ -526,6 +528,52 @@ def test_a_record_of_training_is_restored_so_too(way):
     assert restored.scheduler.get_last_lr() == loop.scheduler.get_last_lr()
 
 
+def test_one_with_a_trainable_part_beside_its_base_is_too(way):
+    loop = half_finished()
+    base = segue.base_identity(loop.model)
+    record = way(
+        segue.Training(
+            loop.model, loop.optimizers, loop.scheduler, accumulator=loop.window,
+            model_state=segue.TrainableOnly(base=base),
+        ).capture()
+    )  # fmt: skip
+    assert record.kind == "model_state"
+    model = Net()  # the base is loaded from elsewhere
+    with torch.no_grad():
+        model.first.weight.zero_()
+    restored = record.restore(model, scheduler_of, **CALLBACKS)
+    assert everything(restored.model, restored.optimizer) == everything(loop.model, loop.optimizers)
+
+
+def test_one_whose_model_an_object_of_the_callers_captures_is_too(way):
+    class Archive:
+        def __init__(self, model):
+            self.model = model
+
+        def capture(self):
+            return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+        def check(self, state):
+            return []
+
+        def restore(self, state):
+            with torch.no_grad():
+                for name, value in state.items():
+                    self.model.get_parameter(name).copy_(value)
+
+    loop = half_finished()
+    record = way(
+        segue.Training(
+            loop.model, loop.optimizers, loop.scheduler, accumulator=loop.window, model_state=Archive(loop.model)
+        ).capture()
+    )  # fmt: skip
+    restored = record.restore(
+        Net(9), scheduler_of, restore_model=lambda state, model: Archive(model).restore(state),
+        restore_groups=restore_groups,
+    )  # fmt: skip
+    assert everything(restored.model, restored.optimizer) == everything(loop.model, loop.optimizers)
+
+
 def test_one_with_components_is_not_since_nobody_would_take_them():
     loop = half_finished()
     record = segue.Training(loop.model, loop.optimizers, loop.scheduler, components={"ema": Net(2)}).capture()
@@ -768,13 +816,28 @@ class TestDevices:
         assert restore(elsewhere) == (DeviceMismatch, "model.device.second.weight")
         assert restore(reshaped) == (ContractMismatch, "model.shape.second.weight")
 
+    def test_a_model_state_that_was_loaded_for_a_device_asks_for_it(self):
+        record = half_finished().capture(groups=None, scheduler=None)
+        assert record.with_device("cpu").restore(Net(9), restore_model=restore_model).state == {
+            "microbatch": 3
+        }
+        with pytest.raises(DeviceMismatch):
+            record.with_device("meta").restore(Net(9), restore_model=restore_model)
+        assert half_finished().capture().with_device("meta").restore(Net(9), scheduler_of, **CALLBACKS)
+
     def test_the_requested_device_is_the_models_own(self, way):
         loop = half_finished()
         restored = way(loop.capture()).restore(Net(9), scheduler_of, device=torch.device("cpu"), **CALLBACKS)
         assert everything(restored.model, restored.optimizer) == everything(loop.model, loop.optimizers)
 
+    def test_behaviour_26_each_pending_gradient_is_on_its_parameters_own_device(self, tmp_path):
+        assert in_new_process(shelf.restored_on_both, str(tmp_path)) == 0
+
+    def test_behaviour_37_a_second_device_is_told_from_the_first(self, tmp_path):
+        assert in_new_process(shelf.refused_elsewhere, str(tmp_path)) == 0
+
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-    def test_behaviour_26_each_pending_gradient_is_on_its_parameters_own_device(self, way):
+    def test_behaviour_26_on_an_accelerator(self, way):
         def placed(seed):
             model = Net(seed)
             model.second.to("cuda")

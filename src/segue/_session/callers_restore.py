@@ -86,8 +86,9 @@ def restore(
     warn_of_environment(value)
     handed = _handed(record, value)
     model = _model(callbacks.restore_model(handed.model_state, model), model, "restore_model")
-    if device is not None:
-        refuse_elsewhere(model, device)
+    wanted = device if device is not None else _requested(record)
+    if wanted is not None:
+        refuse_elsewhere(model, wanted)
     refuse_other_parameters(value, model, has_optimizers=False)
     model, optimizers = _restored_optimizers(callbacks, handed, model)
     refuse_other_parameters(value, model, has_optimizers=True)
@@ -95,6 +96,11 @@ def restore(
     scheduler = restored_schedulers(value, scheduler, optimizers)
     state = value.state if is_weighted else handed.state
     return RestoredTraining(model, optimizers, scheduler, accumulator, state)
+
+
+def _requested(record: TrainingRecord) -> str | None:
+    """Return where a record was loaded for; groups of the caller's may be on any devices."""
+    return record.placed_on if record.kind == "model_state" else None
 
 
 def _refuse_ambiguous(record: Value, callbacks: Callbacks) -> None:

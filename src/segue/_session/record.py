@@ -9,7 +9,7 @@ The way is written down in `callers_capture` and `callers_restore`; this class j
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -42,6 +42,8 @@ class TrainingRecord(_training.TrainingRecord):
     is_given: bool = field(default=False, compare=False, repr=False)
     """Whether `model_state` and `groups` are the objects that `capture` was given. After loading they are what was
     stored: plain containers and records, with captured tensors, of which `restore` makes live ones."""
+    placed_on: str | None = field(default=None, compare=False, repr=False)
+    """The device on which all of it was placed, by `with_device` or `segue.load(device=...)`."""
 
     @classmethod
     def of(cls, record: _training.TrainingRecord) -> TrainingRecord:
@@ -165,7 +167,7 @@ class TrainingRecord(_training.TrainingRecord):
 
         1. The record's version is compared; stored bytes are read once and compared with their checksums.
         2. `restore_model(model_state, model)` returns the restored model.
-        3. If a `device` is given, every tensor of the model must be there.
+        3. If a `device` is asked for, every tensor of the model must be there.
         4. The model's trainable parameters are compared with the record's: names, shapes, dtypes, layouts, ties.
         5. `restore_groups(model, groups)` returns the model and the live optimizers, in any shape. Or
            `restore_optimizer(model, state, groups)` returns the live optimizers, made for the final model and with the
@@ -183,7 +185,8 @@ class TrainingRecord(_training.TrainingRecord):
             restore_model: Returns a model, the given one or another; `None` is the given one.
             restore_groups: Returns a model and the live optimizers.
             restore_optimizer: In its place; at most one of both.
-            device: Where the model must be; nothing is moved. By default wherever its tensors are.
+            device: Where the model must be; nothing is moved. By default wherever its tensors are; but a record of
+                `kind` `model_state` that was loaded for a device asks for that.
 
         Returns:
             `RestoredTraining`. Its accumulator is a new one, of the recorded terms, over the returned model; `None` if
@@ -292,7 +295,16 @@ class TrainingRecord(_training.TrainingRecord):
 
     def with_device(self, device: str) -> TrainingRecord:
         """Return the same record with every tensor placed on one device; what `capture` was given is left alone."""
-        placed = TrainingRecord.of(self.without_given().with_device(device))
+        placed = replace(TrainingRecord.of(self.without_given().with_device(device)), placed_on=device)
         if not self.is_given:
             return placed
         return replace(placed, model_state=self.model_state, groups=self.groups, is_given=True)
+
+    @staticmethod
+    def from_sections(sections: Mapping[str, Any]) -> TrainingRecord:
+        """Build a record from trees: the inverse of `sections`.
+
+        Raises:
+            InvalidRecord: If a section is missing, unknown or malformed.
+        """
+        return TrainingRecord.of(_training.TrainingRecord.from_sections(sections))
