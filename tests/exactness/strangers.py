@@ -37,7 +37,11 @@ class OwnMomentum:
     def state_dict(self) -> dict[str, Any]:
         members = [parameter for group in self.param_groups for parameter in group["params"]]
         state = {index: self.state[p] for index, p in enumerate(members) if p in self.state}
-        return {"steps": self.num_steps, "rates": [group["lr"] for group in self.param_groups], "state": state}
+        return {
+            "steps": self.num_steps,
+            "rates": [group["lr"] for group in self.param_groups],
+            "state": state,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         members = [parameter for group in self.param_groups for parameter in group["params"]]
