@@ -9,8 +9,8 @@ def test_json_has_the_documented_shape(segue_command, run_path):
     summary = outcome.json
     assert list(summary) == [
         "path", "run", "seq", "num_file_bytes", "files", "kind", "step", "microbatch", "world_size", "rank", "num_bytes",
-        "precision", "sections", "model", "optimizers", "schedulers", "gradients", "window", "components", "streams", "caller_state",
-        "environment", "lineage",
+        "precision", "sections", "model", "optimizers", "opaque_optimizers", "schedulers", "gradients", "window", "components",
+        "streams", "caller_state", "environment", "lineage",
     ]  # fmt: skip
     assert (summary["step"], summary["microbatch"], summary["seq"]) == (1, 3, 3)
     assert summary["model"]["num_elements"] == 3 * 4 + 4 + 4 + 4
