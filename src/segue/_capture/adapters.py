@@ -43,7 +43,12 @@ def _original(cls: type) -> str | None:
 
 def is_adapter_layer(module: nn.Module) -> bool:
     """Tell whether a module is a layer that holds adapters beside an original one."""
-    return _original(type(module)) in _OF_LAYERS
+    return _original_of(module) in _OF_LAYERS
+
+
+def _original_of(module: nn.Module) -> str | None:
+    cls: type = type(module)  # mypy takes no class of classes for hashable
+    return _original(cls)
 
 
 def base_places(module: nn.Module) -> Iterator[tuple[str, str, bool]]:
@@ -56,7 +61,7 @@ def _base_places(
 ) -> Iterator[tuple[str, str, bool]]:
     module = unwrapped(module)
     yield path, base_path, within
-    original = _original(type(module))
+    original = _original_of(module)
     holds_adapters = is_adapter_layer(module)
     for name, child in module._modules.items():
         if child is None:
