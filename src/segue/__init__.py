@@ -13,19 +13,26 @@ A run that is killed, preempted, or moved goes on as if nothing had happened: th
 Start with `Training` and `Checkpointer`.
 """
 
-from segue import errors, optim, quant
+from segue import errors, optim, quant, stores
+from segue._capture.base import base_identity
 from segue._capture.component import Component
 from segue._capture.rng import RngStreams
+from segue._record.base import BaseIdentity
 from segue._record.diff import Difference, RecordDiff
 from segue._record.entries import GradientEntry
 from segue._record.gradients import GradientsRecord
-from segue._record.training import TrainingRecord
+from segue._record.rank_local import RankLocal
 from segue._record.window import WindowRecord
 from segue._session.accumulators import GradientAccumulator, WeightedAccumulator
-from segue._session.archive import diff, load, save, verify
+from segue._session.archive import diff, from_bytes, load, save, to_bytes, verify
+from segue._session.callers_restore import RestoredTraining
 from segue._session.checkpointer import Checkpointer
 from segue._session.gradients import capture_gradients, restore_gradients
-from segue._session.training import FullModel, Training
+from segue._session.model_state import FullModel, TrainableOnly
+from segue._session.modules import capture_module, restore_module
+from segue._session.optimizers import capture_optimizer, restore_optimizer
+from segue._session.record import TrainingRecord
+from segue._session.training import Training
 from segue._session.writer import PendingSave
 from segue._store.reader import CheckpointInfo
 from segue._window.loss import SummedLoss
@@ -33,6 +40,7 @@ from segue._window.loss import SummedLoss
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BaseIdentity",
     "CheckpointInfo",
     "Checkpointer",
     "Component",
@@ -42,20 +50,31 @@ __all__ = [
     "GradientEntry",
     "GradientsRecord",
     "PendingSave",
+    "RankLocal",
     "RecordDiff",
+    "RestoredTraining",
     "RngStreams",
     "SummedLoss",
+    "TrainableOnly",
     "Training",
     "TrainingRecord",
     "WeightedAccumulator",
     "WindowRecord",
+    "base_identity",
     "capture_gradients",
+    "capture_module",
+    "capture_optimizer",
     "diff",
     "errors",
+    "from_bytes",
     "load",
     "optim",
     "quant",
     "restore_gradients",
+    "restore_module",
+    "restore_optimizer",
     "save",
+    "stores",
+    "to_bytes",
     "verify",
 ]

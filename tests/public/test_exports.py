@@ -15,9 +15,11 @@ import segue
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
-    "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator", "GradientEntry",
-    "GradientsRecord", "PendingSave", "RecordDiff", "RngStreams", "SummedLoss", "Training", "TrainingRecord", "WeightedAccumulator",
-    "WindowRecord", "capture_gradients", "diff", "errors", "load", "optim", "quant", "restore_gradients", "save", "verify",
+    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator",
+    "GradientEntry", "GradientsRecord", "PendingSave", "RankLocal", "RecordDiff", "RestoredTraining", "RngStreams",
+    "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
+    "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "from_bytes", "load", "optim", "quant",
+    "restore_gradients", "restore_module", "restore_optimizer", "save", "stores", "to_bytes", "verify",
 ]  # fmt: skip
 
 
@@ -31,7 +33,8 @@ def test_nothing_else_is_public():
     public = {
         name
         for name, value in vars(segue).items()
-        if not name.startswith("_") and (name in ("errors", "optim", "quant") or not inspect.ismodule(value))
+        if not name.startswith("_")
+        and (name in ("errors", "optim", "quant", "stores") or not inspect.ismodule(value))
     }
     assert public == set(EXPORTS)
 
@@ -97,12 +100,25 @@ SECTIONS = {
     "GradientAccumulator.load_record": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
     "capture_gradients": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "restore_gradients": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
+    "capture_module": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "restore_module": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
+    "capture_optimizer": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "restore_optimizer": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
+    "TrainableOnly": ("Args", "Raises", "Guarantees", "Cost"),
+    "base_identity": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "TrainingRecord.capture": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "TrainingRecord.capture_async": ("Returns", "Cost"),
+    "TrainingRecord.restore": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
+    "TrainingRecord.restore_weighted": ("Returns", "Raises"),
+    "RankLocal": ("Args", "Guarantees"),
     "GradientsRecord.from_entries": ("Args", "Raises"),
     "GradientsRecord.select": ("Args", "Raises"),
     "GradientsRecord.converted": ("Args", "Guarantees"),
     "GradientsRecord.to_tensors": ("Returns", "Raises", "Guarantees"),
     "save": ("Args", "Returns", "Raises", "Guarantees", "Cost"),
     "load": ("Args", "Returns", "Raises", "Cost"),
+    "to_bytes": ("Args", "Returns", "Raises", "Cost"),
+    "from_bytes": ("Args", "Returns", "Raises", "Cost"),
     "verify": ("Returns", "Raises", "Cost"),
     "diff": ("Returns", "Raises", "Cost"),
 }
@@ -128,7 +144,17 @@ def test_documented_arguments_exist(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["save", "load", "Training.capture", "Training.restore", "Checkpointer.resume"]
+    "name",
+    [
+        "save",
+        "load",
+        "Training.capture",
+        "Training.restore",
+        "Checkpointer.resume",
+        "TrainingRecord.capture",
+        "TrainingRecord.restore",
+        "restore_module",
+    ],
 )
 def test_every_argument_is_documented(name):
     text = inspect.getdoc(PUBLIC[name])
@@ -145,6 +171,8 @@ def test_public_values_are_frozen():
         segue.FullModel,
         segue.GradientEntry,
         segue.GradientsRecord,
+        segue.RankLocal,
+        segue.RestoredTraining,
         segue.SummedLoss,
         segue.WindowRecord,
     ):
