@@ -41,14 +41,18 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
-CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The folder of one checkpoint.")]
+CheckpointPath = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="The folder or file of one checkpoint.")
+]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")]
 EitherPath = Annotated[
     str,
-    typer.Argument(metavar="CHECKPOINT|RUN", help="The folder of a checkpoint, or of a run for all of its."),
+    typer.Argument(
+        metavar="CHECKPOINT|RUN", help="The folder or file of a checkpoint, or of a run for all of its."
+    ),
 ]
-LeftPath = Annotated[str, typer.Argument(metavar="A", help="The folder of a checkpoint.")]
-RightPath = Annotated[str, typer.Argument(metavar="B", help="The folder of another.")]
+LeftPath = Annotated[str, typer.Argument(metavar="A", help="The folder or file of a checkpoint.")]
+RightPath = Annotated[str, typer.Argument(metavar="B", help="That of another.")]
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +98,8 @@ def inspect(checkpoint: CheckpointPath, json: Json = False) -> None:
 
     JSON: path, run, seq, num_file_bytes, files {name: bytes}, kind, step, microbatch, world_size, rank, num_bytes,
     precision {name, num_converted_tensors, num_lossy_tensors},
-    sections {name: {num_tensors, num_bytes}}, model, optimizers {name: ...}, schedulers {name: ...}, gradients,
+    sections {name: {num_tensors, num_bytes}}, model, optimizers {name: ...}, opaque_optimizers {name: ...},
+    schedulers {name: ...}, gradients,
     window or null, components {name: ...}, streams [names] or null, caller_state, environment, lineage.
     """
     summary = inspection.inspect_checkpoint(checkpoint)
