@@ -19,7 +19,7 @@ from segue.demo.settings import RunSettings
 from segue.demo.text import PADDING, Corpus, read_text
 
 BASE = "base.safetensors"
-NUM_STEPS = 40
+NUM_STEPS = 30
 # The base must not have seen the microbatches that the adapter learns from.
 _SEED_OFFSET = 500_000
 

@@ -71,7 +71,7 @@ class RunSettings:
 
     def with_adapter(self, base: Path) -> RunSettings:
         """Return the same training of an adapter, over a base so much larger that the sizes speak."""
-        size = replace(self.model, width=192, num_layers=3)
+        size = replace(self.model, width=192)
         return replace(self, model=size, adapter=AdapterSettings(str(base)))
 
     def write(self, path: Path) -> None:
