@@ -6,15 +6,18 @@ from collections import Counter, OrderedDict, deque
 import numpy as np
 import torch
 
+from segue._record.base import BaseRecord
 from segue._record.composite import CapturedSparse, CapturedSubclass, ConvertedTensor
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.gradients import GradientsRecord
 from segue._record.parts import parts_of
 from segue._record.quantized import QuantizedTensor, QuantScale, QuantScheme, QuantStore, QuantValue
+from segue._record.rank_local import RankLocal
 from segue._record.sections import (
     ComponentRecord,
     GroupRecord,
     ModuleRecord,
+    OpaqueOptimizerRecord,
     OptimizerRecord,
     SchedulerRecord,
 )
@@ -195,4 +198,32 @@ def second_version(seed: int = 0, **changes) -> TrainingRecord:
         window=None,
         caller_state={"held": [subclass(seed + 70)], 1: sparse(seed + 71)},
     )
+    return dataclasses.replace(made, **changes)
+
+
+def third_version(seed: int = 0, **changes) -> TrainingRecord:
+    """A record with everything that version 3 of the format has and version 2 has not."""
+    plain = record(seed)
+    kept = tensor("bfloat16", (3,), seed=seed)
+    whole = module({"adapter": kept, "base": tensor(shape=(4, 3)), "moved": tensor(seed=seed + 1)})
+    state = ComponentRecord("state_dict", "Foreign", None, {"velocity": tensor(seed=seed + 2)})
+    made = dataclasses.replace(
+        plain,
+        kind="model_state",
+        model=ModuleRecord(
+            {"adapter": ConvertedTensor(torch.bfloat16, tensor(shape=(3,), seed=seed), True), "moved": whole.tensors["moved"]},
+            whole.training,
+            whole.contract,
+            BaseRecord("digest", "c" * 32, {"base": "0123456789abcdef" * 2}),
+            {"": {"scale": 0.1, "_active": ["one", None], "r": {"one": 4}}},
+        ),
+        optimizers={},
+        schedulers={},
+        gradients=GradientsRecord({}),
+        window=None,
+        opaque_optimizers={"foreign": OpaqueOptimizerRecord(state, (("adapter",), ()))},
+        model_state={"archive": tensor("float16", (2,), seed=seed + 3), "module": module({"own": tensor(seed=seed + 4)})},
+        groups=(RankLocal([tensor("float64", (2,), seed=seed + 5), 7]), plain.optimizers["optimizer"]),
+        precision="full",
+    )  # fmt: skip
     return dataclasses.replace(made, **changes)
