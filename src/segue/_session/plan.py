@@ -202,12 +202,18 @@ def _check_each(
             yield _one_sided(error, kind, name, record, live)
 
 
+_A = {"optimizer": "an optimizer", "scheduler": "a scheduler", "component": "a component"}
+
+
 def _one_sided(error: type[MismatchError], kind: str, name: str, record: Any, live: Any) -> Finding:
     where = f"{kind}.{name}"
     if name in live:
-        what, sides = f"a {kind} of the program is not in the record", ("absent", type_name(live[name]))
+        what, sides = f"{_A[kind]} of the program is not in the record", ("absent", type_name(live[name]))
     else:
-        what, sides = f"a {kind} of the record is missing in the program", (record[name].class_name, "absent")
+        what, sides = (
+            f"{_A[kind]} of the record is missing in the program",
+            (record[name].class_name, "absent"),
+        )
     return Finding(error, where, what, where, *sides)
 
 
