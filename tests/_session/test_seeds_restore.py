@@ -594,6 +594,30 @@ def test_training_refuses_a_record_of_the_caller_and_says_how_to_restore_it(grou
     assert "record.restore(" in caught.value.hint
 
 
+def test_training_restores_its_own_record_without_an_optimizer():
+    class Archive:
+        def __init__(self, model):
+            self.model = model
+
+        def capture(self):
+            return self.model.bias.detach().clone()
+
+        def check(self, state):
+            return []
+
+        def restore(self, state):
+            with torch.no_grad():
+                self.model.bias.copy_(state)
+
+    model = nn.Linear(1, 1)
+    training = segue.Training(model, {}, model_state=Archive(model), rng=None)
+    record = training.capture(1)
+    with torch.no_grad():
+        model.bias.add_(1)
+    assert training.restore(record) == 1
+    assert segue.diff(training.capture(1), record).identical
+
+
 def test_optimizers_that_nobody_restores_are_not_dropped():
     record = half_finished().capture()
     with pytest.raises(TypeError, match="restore_groups or restore_optimizer"):

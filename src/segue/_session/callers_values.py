@@ -40,9 +40,9 @@ def _converted(value: Any, precision: Precision) -> Any:
 
 
 def is_callers_form(record: TrainingRecord) -> bool:
-    """Tell whether model and optimizers of a record are the caller's own, captured by `TrainingRecord.capture`."""
+    """Tell whether model and optimizers of a record are the caller's own, captured by `TrainingRecord.capture`.
+
+    `Training` takes down at least the model's mode, whoever captures the model's tensors.
+    """
     base = record.model.base
-    has_optimizers = bool(record.optimizers or record.opaque_optimizers)
-    return record.kind == "groups" or (
-        base is not None and base.source == "model_state" and not has_optimizers
-    )
+    return base is not None and base.source == "model_state" and not record.model.training
