@@ -1,4 +1,8 @@
 import pytest
+import torch
+
+import segue
+from tests.exactness.strangers import OwnMomentum
 
 CHECKPOINT = "ckpt-000000003"
 
@@ -66,3 +70,15 @@ def test_a_run_is_no_checkpoint_and_the_error_names_one(segue_command, run_path)
 def test_a_checkpoint_without_its_commit_exits_5(segue_command, own_run):
     (own_run / CHECKPOINT / "commit").unlink()
     assert segue_command("inspect", own_run / CHECKPOINT).code == 5
+
+
+def test_an_optimizer_that_is_not_torchs_is_shown(segue_command, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizers = {"own": OwnMomentum([model.weight], lr=0.1), "bias": OwnMomentum([model.bias], lr=0.1)}
+    segue.save(segue.Training(model, optimizers).capture(), tmp_path / "it")
+    shown = segue_command("inspect", tmp_path / "it", "--json").json["opaque_optimizers"]
+    assert shown["own"] == {
+        "class": "tests.exactness.strangers.OwnMomentum", "kind": "state_dict", "groups": [{"num_parameters": 1}],
+    }  # fmt: skip
+    text = " ".join(segue_command("inspect", tmp_path / "it").out.split())
+    assert "OwnMomentum as 'bias', by its own state_dict; steps 1 parameter" in text
