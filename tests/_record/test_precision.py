@@ -365,3 +365,34 @@ def test_one_workspace_serves_tensors_of_any_size_and_is_made_before_anything_is
     assert read_bytes(sources[0]) == torch.arange(100, dtype=F64).numpy().tobytes()
     assert read_bytes(sources[1]) == torch.arange(3).numpy().tobytes()
     assert ConvertedBytes(captured(torch.ones(0)), F64, Workspace()).num_bytes == 0
+
+
+def test_a_module_in_a_tree_of_the_caller_is_converted_and_comes_back():
+    own = module({"own": captured(torch.tensor([1.0, 2.5])), "gone": None})
+    local = RankLocal(captured(torch.tensor([3.0])))
+    native = record(model_state=[own, local])
+    wide = native.converted("double")
+    assert wide.model_state[0].tensors["own"].stored.dtype is torch.float64
+    back = in_own_dtypes(wide)
+    assert back.model_state[1] is local
+    assert same(back.model_state[0].tensors["own"], own.tensors["own"])
+
+
+def test_converted_bytes_of_nothing_are_none_and_are_verified_as_they_are_stored():
+    empty = converted(captured(torch.empty(0, 3)), "double")
+    restored = empty.restored(Workspace())
+    assert restored.num_bytes == 0
+    assert restored.to_host().shape == (0, 3)
+    restored.source.read_into(memoryview(bytearray()))
+    restored.source.verify()
+
+
+def test_gradients_come_back_in_their_own_dtypes():
+    gradients = GradientsRecord({"a": captured(torch.tensor([0.1, -0.0]))})
+    back = gradients.converted("double").in_own_dtypes()
+    assert same(back.tensors["a"], gradients.tensors["a"])
+
+
+def test_what_is_stored_in_its_own_dtype_is_not_called_converted():
+    with pytest.raises(InvalidRecord, match="own dtype"):
+        ConvertedTensor.from_parts({"dtype": torch.float32, "exact": True}, {"stored": tensor()})
