@@ -58,6 +58,23 @@ def lie(path, change) -> None:
     sign(path)
 
 
+def at(tree, path):
+    """Follow a path into parsed JSON."""
+    for part in path:
+        tree = tree[part]
+    return tree
+
+
+def put(path, **values):
+    """Change entries of an object among the sections."""
+    return lambda document: at(document["sections"], path).update(values)
+
+
+def drop(path, key):
+    """Take an entry away."""
+    return lambda document: at(document["sections"], path).pop(key)
+
+
 def lie_in_bytes(path, data: bytes) -> None:
     (path / "manifest.json").write_bytes(data)
     sign(path)

@@ -10,7 +10,7 @@ from segue._record.gradients import GradientsRecord
 from segue._store.archive import open_checkpoint, write_checkpoint
 from segue.errors import CorruptCheckpoint
 from tests._store.records import captured, record
-from tests.hostile.lies import lie, refused
+from tests.hostile.lies import at, lie, refused
 
 WEIGHT = ("model", "dict", "tensors", "dict", "weight", "converted")
 GRADIENT = ("gradients", "dict", "tensors", "dict", "weight", "converted")
@@ -32,12 +32,6 @@ def narrow(tmp_path):
     path = tmp_path / "checkpoint"
     write_checkpoint(dataclasses.replace(whole, model=model, gradients=gradients).converted("half"), path)
     return path
-
-
-def at(sections, path):
-    for part in path:
-        sections = sections[part]
-    return sections
 
 
 def describe(path, **changes):

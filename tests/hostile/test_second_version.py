@@ -5,7 +5,7 @@ import pytest
 from segue._store.archive import write_checkpoint
 from segue.errors import CorruptCheckpoint
 from tests._store.records import second_version
-from tests.hostile.lies import lie, lie_in_state, refused
+from tests.hostile.lies import at, drop, lie, lie_in_state, put, refused
 
 WEIGHT = ("model", "dict", "tensors", "dict", "base.weight", "subclass")
 SPEC = ("model", "dict", "contract", "dict", "tensors", "dict", "base.weight", "dict")
@@ -21,12 +21,6 @@ def honest(tmp_path_factory):
     return path
 
 
-def at(sections, path):
-    for part in path:
-        sections = sections[part]
-    return sections
-
-
 def test_a_version_1_that_needs_2_is_refused(checkpoint):
     lie(checkpoint, lambda document: document.update(version=1))
     refused(checkpoint, CorruptCheckpoint, match="claims an older version")
@@ -38,14 +32,6 @@ def test_a_version_1_with_a_field_of_2_that_says_nothing_is_refused(checkpoint):
 
     lie(checkpoint, change)
     refused(checkpoint, CorruptCheckpoint)
-
-
-def drop(path, key):
-    return lambda document: at(document["sections"], path).pop(key)
-
-
-def put(path, **values):
-    return lambda document: at(document["sections"], path).update(values)
 
 
 def place(path, index, value):

@@ -7,7 +7,7 @@ import pytest
 from segue._store.archive import write_checkpoint
 from segue.errors import CorruptCheckpoint
 from tests._store.records import third_version
-from tests.hostile.lies import lie, lie_in_state, refused
+from tests.hostile.lies import at, drop, lie, lie_in_state, put, refused
 
 MODEL = ("model", "dict")
 BASE = (*MODEL, "base", "dict")
@@ -21,20 +21,6 @@ def honest(tmp_path_factory):
     path = tmp_path_factory.mktemp("honest") / "checkpoint"
     write_checkpoint(third_version(1), path)
     return path
-
-
-def at(sections, path):
-    for part in path:
-        sections = sections[part]
-    return sections
-
-
-def put(path, **values):
-    return lambda document: at(document["sections"], path).update(values)
-
-
-def drop(path, key):
-    return lambda document: at(document["sections"], path).pop(key)
 
 
 @pytest.mark.parametrize("version", [1, 2])
