@@ -28,7 +28,7 @@ def test_the_table_of_behaviours_has_a_test_for_each():
         (ROOT / "docs/explanation/behaviours.md").read_text(),
         re.MULTILINE,
     )
-    numbers = [*range(1, 16), *range(17, 85), 97, 99]
+    numbers = [*range(1, 16), *range(17, 85), *range(96, 100)]
     assert sorted(int(number) for number in rows) == numbers
 
 
