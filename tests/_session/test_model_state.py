@@ -438,3 +438,19 @@ def test_what_says_nothing_of_the_model_is_refused(state):
     with pytest.raises(UnsupportedState) as caught:
         segue.Training(model, optimizer, model_state=state)
     assert caught.value.code == "model_state.kind"
+
+
+def test_the_streams_are_captured_after_an_object_of_the_callers_that_draws():
+    class Drawing(Archive):
+        def capture(self):
+            torch.rand(3)
+            return super().capture()
+
+    torch.manual_seed(0)
+    model = Adapted()
+    optimizer = torch.optim.SGD(trained(model), lr=0.1)
+    training = segue.Training(model, optimizer, model_state=Drawing(model))
+    record = training.capture()
+    expected = torch.rand(4)
+    training.restore(record)
+    assert torch.equal(torch.rand(4), expected)

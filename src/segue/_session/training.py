@@ -162,6 +162,7 @@ class Training:
         names = parameter_names(parameters)
         shares = live.shares()
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
+        model, model_state = live.model_state.capture()
         components = {
             name: capture_component(live.components[name], name, shares.get(name))
             for name in streams_last(live.components)
@@ -176,7 +177,6 @@ class Training:
             for name, optimizer in live.optimizers.items()
         }
         _warn_of_stuck_counters(optimizers)
-        model, model_state = live.model_state.capture()
         return TrainingRecord(
             model=model,
             model_state=model_state,
