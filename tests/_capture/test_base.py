@@ -6,6 +6,7 @@ from torch import nn
 
 import segue
 from segue._capture.base import base_identity, blocks, tensor_digest
+from segue._capture.sampling import positions
 from segue.errors import UnsupportedState
 from tests._session.adapted import BASE, Adapted
 
@@ -85,22 +86,45 @@ def test_trainable_parameters_and_running_statistics_are_no_part_of_it():
     assert str(identity) == identity.digest
 
 
-def write_untold(tensor):
+def write_untold(tensor, elements=slice(None)):
     """Write where no version counter sees it."""
     before, version = tensor.clone(), tensor._version
-    tensor.numpy()[:] += 1
+    tensor.detach().numpy()[elements] += 1
     assert not torch.equal(tensor, before)
     assert tensor._version == version
 
 
+def unsampled(tensor):
+    """Return the index of an element that is not among those looked at, so that it shows whether all are read."""
+    looked_at = set(positions(tensor.numel(), 1024).tolist())
+    return next(index for index in range(tensor.numel()) if index not in looked_at)
+
+
+class Large(Adapted):
+    """With a buffer of which a sample is a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(5000))
+
+
 def test_it_is_remembered_until_a_tensor_is_written_to():
-    model = Adapted()
+    model = Large()
     first = base_identity(model)
-    # A write that no counter sees would show if it were read again.
-    write_untold(model.shift)
+    write_untold(model.table, unsampled(model.table))
     assert base_identity(model) == first
-    model.shift.add_(0)
+    model.table.add_(0)
     assert base_identity(model) != first
+
+
+def test_a_write_that_no_version_shows_is_seen_by_the_sample_and_all_is_read_again():
+    model = Large()
+    first = base_identity(model)
+    write_untold(model.table, unsampled(model.table))
+    write_untold(model.second.base.weight)
+    again = base_identity(model)
+    changed = {name for name, digest in again.tensors.items() if digest != first.tensors[name]}
+    assert changed == {"table", "second.base.weight"}
 
 
 def test_a_replaced_data_is_seen():
@@ -111,14 +135,28 @@ def test_a_replaced_data_is_seen():
 
 
 def test_capture_and_check_read_no_base_again():
-    model = Adapted()
+    model = Large()
     state = segue.TrainableOnly(base=base_identity(model))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     training = segue.Training(model, torch.optim.SGD(trained, lr=0.1), model_state=state)
-    write_untold(model.shift)
+    write_untold(model.table, unsampled(model.table))
     record = training.capture()
-    assert "shift" in record.model.base.omitted
+    assert "table" in record.model.base.omitted
     training.check(record)
+
+
+@pytest.mark.parametrize("base", ["by content", "llama@1"])
+def test_a_base_written_where_no_version_shows_it_is_state_from_then_on(base):
+    model = Large()
+    state = segue.TrainableOnly(base=base_identity(model) if base == "by content" else base)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    training = segue.Training(model, torch.optim.SGD(trained, lr=0.1), model_state=state)
+    write_untold(model.table, unsampled(model.table))
+    write_untold(model.first.base.weight)
+    kept = {"table", "first.base.weight"}
+    omitted = set(training.capture().model.base.omitted)
+    # One that nobody has read can't be told from what it was: then all is kept.
+    assert omitted == ({*BASE, "table"} - kept if base == "by content" else set())
 
 
 def test_a_model_with_nothing_frozen_has_no_base():
@@ -127,10 +165,20 @@ def test_a_model_with_nothing_frozen_has_no_base():
     assert caught.value.code == "base.nothing_frozen"
 
 
-def test_a_base_on_meta_can_not_be_read():
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
+@pytest.mark.parametrize(
+    ("tensor", "found"),
+    [
+        (lambda: torch.empty(3, device="meta"), "meta"),
+        (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
+        (lambda: torch.randn(3).to_mkldnn(), "torch._mkldnn"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "torch.quint8"),
+    ],
+)
+def test_what_can_not_be_read_bit_by_bit_is_refused(tensor, found):
     with pytest.raises(UnsupportedState, match="bit by bit") as caught:
-        base_identity(frozen(a=torch.empty(3, device="meta")))
-    assert caught.value.code == "base.unreadable"
+        base_identity(frozen(a=tensor()))
+    assert (caught.value.code, caught.value.found) == ("base.unreadable", found)
 
 
 def test_in_inference_mode_it_is_read_each_time():

@@ -162,6 +162,27 @@ def test_merged_adapters_are_refused_at_capture(trainings):
         segue.base_identity(run.model)
 
 
+def test_a_base_that_merging_and_unmerging_rounded_is_state(trainings):
+    run = trained(trainings)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    run.model.merge_adapter()
+    run.model.unmerge_adapter()
+    rounded = {name for name, p in run.model.named_parameters() if not torch.equal(p, before[name])}
+    assert rounded
+    record = run.training.capture()
+    assert rounded <= record.model.tensors.keys()
+    run_on = built(trainings)
+    run_on.training.restore(record)
+    assert unchanged(run_on.model, bits(run.model))
+
+
+def test_an_identity_taken_after_merging_into_the_base_is_of_the_merged_one(trainings):
+    run = trained(trainings)
+    before = segue.base_identity(run.model)
+    merged = run.model.merge_and_unload().requires_grad_(False)
+    assert segue.base_identity(merged) != before
+
+
 def test_the_quantized_base_is_never_copied_or_moved(trainings):
     from segue._capture.base import mark_of
 

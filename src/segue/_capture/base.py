@@ -2,13 +2,17 @@
 
 Wish: a checkpoint of an adapter is as small as the adapter and can't be put on the wrong base. The frozen tensors are
 read once in a process and never copied, moved or held; afterwards their memory and version counters tell whether they
-are what they were. What a version counter does not see (a write through `.data` or NumPy into the same memory) is not
-seen here either (torch 2.13).
+are what they were.
+
+No counter sees a write through `.data` or NumPy (torch 2.13), and that is how peft merges an adapter into its base and
+takes it out again, which leaves the base rounded (peft 0.21). So a sample of each tensor is kept with its digest; where
+one sample is not what it was, nothing that was remembered counts, of any tensor. What it still loses: such writes of a few
+elements, in one tensor or all over the base.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
 import torch
@@ -19,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from segue._capture.adapters import base_places, refuse_merged
 from segue._capture.naming import NamedTensor, joined, named_tensors, walk
+from segue._capture.sampling import sample
 from segue._capture.staging import is_plain, parts_spec, plain_parts, type_name
 from segue._record.base import BaseIdentity, combined_digest
 from segue._record.digest import tree_digest
@@ -30,12 +35,25 @@ BLOCK_BYTES = 64 * 2**20
 # What a forward changes though nothing is trained: always state, never base.
 _RUNNING_STATISTICS = (nn.modules.batchnorm._NormBase,)
 
-Mark = tuple[tuple[StorageWeakRef, int, int], ...]
-"""Memory, place in it and version counter of each part of a tensor: as long as it is the same, so are the bytes.
+_SAMPLED_ELEMENTS = 1024
 
-A weak reference and no address: `model.bfloat16().float()` rounds, and may come back to the very address that it began
-with, since it replaces `.data`, which no version counter sees (torch 2.13).
-"""
+
+class Mark(NamedTuple):
+    """What tells, without reading a tensor, that its bytes are what they were."""
+
+    places: tuple[tuple[StorageWeakRef, int, int], ...]
+    """Memory, place in it and version counter of each part.
+
+    A weak reference and no address: `model.bfloat16().float()` rounds, and may come back to the very address that it
+    began with, since it replaces `.data`, which no version counter sees (torch 2.13).
+    """
+    sample: bytes
+    """Some elements of each part."""
+
+    def is_untold(self, now: Mark | None) -> bool:
+        """Tell whether the tensor was written since and only the sample shows it."""
+        return now is not None and now.places == self.places and now.sample != self.sample
+
 
 _digests: MutableMapping[torch.Tensor, tuple[Mark, str]] = WeakIdKeyDictionary()
 
@@ -72,7 +90,8 @@ def base_identity(model: nn.Module) -> BaseIdentity:
 
     Cost:
         One read of everything frozen, at the speed of memory (measured: over 10 GB/s); then remembered for as long as
-        the tensors are not written to. Tensors on accelerators are read through 64 MiB of host memory.
+        the tensors are not written to, which their version counters tell, and a sample of each. Tensors on accelerators
+        are read through 64 MiB of host memory.
 
     Collective:
         No.
@@ -86,6 +105,7 @@ def base_identity(model: nn.Module) -> BaseIdentity:
             "nothing of this model is frozen, so it has no base", code="base.nothing_frozen", where="model",
             found=type_name(model), hint="freeze the base first: `parameter.requires_grad_(False)`, or let peft do it",
         )  # fmt: skip
+    forget_if_untold(tensor for _, tensor in _tensors(frozen))
     digests = {name: tensor_digest(tensor, f"model {name}") for name, tensor in _tensors(frozen)}
     lines = [(name, *_layout(tensor, name), digests[name]) for name, tensor in _tensors(frozen)]
     return BaseIdentity(combined_digest(lines), dict(sorted(digests.items())))
@@ -133,16 +153,31 @@ def base_places_of(module: nn.Module, scope: str, tensors: Mapping[str, NamedTen
 def mark_of(tensor: torch.Tensor) -> Mark | None:
     """Return what tells that a tensor has not been written to since; `None` if nothing can."""
     parts = [part for _, part in plain_parts(tensor)]
-    if any(part.is_inference() for part in parts):
+    if any(part.is_inference() or not _is_readable(part) for part in parts):
         return None
-    return tuple(
+    places = tuple(
         (StorageWeakRef(part.untyped_storage()), int(part.storage_offset()), part._version)  # type: ignore[no-untyped-call]
         for part in parts
     )
+    return Mark(places, b"".join(sample(part, _SAMPLED_ELEMENTS).cpu().numpy().tobytes() for part in parts))
+
+
+def forget_if_untold(tensors: Iterable[torch.Tensor]) -> None:
+    """Forget all digests if any of these tensors was written where no version counter shows it.
+
+    Such a write rarely comes alone, and one of few elements may have missed every sample of the tensor beside.
+    """
+    for tensor in tensors:
+        known = _digests.get(tensor)
+        if known is not None and known[0].is_untold(mark_of(tensor)):
+            _digests.clear()
+            return
 
 
 def tensor_digest(tensor: torch.Tensor, where: str) -> str:
     """Digest a tensor's logical bytes, row by row; of one that consists of others, theirs and what it is.
+
+    Remembered; of several tensors, `forget_if_untold` comes first.
 
     Raises:
         UnsupportedState: If it has no values, or is of a layout that can't be read so.
@@ -157,11 +192,21 @@ def tensor_digest(tensor: torch.Tensor, where: str) -> str:
     return digest
 
 
+def _is_readable(tensor: torch.Tensor) -> bool:
+    is_strided = not tensor.is_nested and tensor.layout is torch.strided
+    return is_strided and tensor.device.type != "meta" and not tensor.is_quantized
+
+
 def _read(tensor: torch.Tensor, where: str) -> str:
-    if tensor.device.type == "meta" or (tensor.is_nested or tensor.layout is not torch.strided):
-        found = "meta" if tensor.device.type == "meta" else str(tensor.layout)
+    if not _is_readable(tensor):
+        is_strided = tensor.layout is torch.strided
+        found = (
+            (tensor.device.type if tensor.device.type == "meta" else tensor.dtype)
+            if is_strided
+            else tensor.layout
+        )
         raise UnsupportedState(
-            "a frozen tensor can't be read bit by bit", code="base.unreadable", where=where, found=found
+            "a frozen tensor can't be read bit by bit", code="base.unreadable", where=where, found=str(found)
         )
     hasher = xxhash.xxh3_128()
     if not is_plain(tensor):

@@ -33,9 +33,10 @@ from typing import Final
 import torch
 from torch.optim import Optimizer
 
+from segue._capture.sampling import positions, sample
 from segue._capture.subclass import PLAIN_CLASSES
 from segue._capture.transfer import Transfer, begin_transfer, can_transfer
-from segue._record.tensors import MemoryBytes, bit_view
+from segue._record.tensors import MemoryBytes
 from segue.errors import CaptureError, ConcurrentMutation
 
 DEFERRED_FROM_BYTES: Final = 1 << 20
@@ -97,8 +98,8 @@ class _Copy:
 
     def hidden_mutation(self) -> ConcurrentMutation | None:
         """Return the error if the finished copy doesn't have the sample's bits."""
-        copied = self.transfer.data.view(self.sample.dtype)[:: _sampling(self.source)]
-        if torch.equal(copied, self.sample.cpu()):
+        copied = self.transfer.data.view(self.sample.dtype)
+        if torch.equal(copied[positions(copied.numel(), _SAMPLED_ELEMENTS)], self.sample.cpu()):
             return None
         return _mutation(
             self.where, "the bits it had at the call", "others, by a write that no version shows"
@@ -113,14 +114,6 @@ def _mutation(where: str, expected: str, found: str) -> ConcurrentMutation:
         found=found,
         hint=_HINT,
     )
-
-
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    return bit_view(tensor).reshape(-1)
-
-
-def _sampling(tensor: torch.Tensor) -> int:
-    return max(_words(tensor).numel() // _SAMPLED_ELEMENTS, 1)
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -158,8 +151,8 @@ class DeferredCopies:
         if id(tensor) not in self._tensors:
             return None
         source, version = tensor.detach(), tensor._version
-        sample = _words(source)[:: _sampling(source)].clone()
-        copy = _Copy(where, source, version, sample, self._begin(source))
+        taken = sample(source, _SAMPLED_ELEMENTS)
+        copy = _Copy(where, source, version, taken, self._begin(source))
         self._copies.append(copy)
         return MemoryBytes(copy.transfer.data)
 

@@ -14,7 +14,15 @@ from typing import Any, Protocol
 from torch import nn
 
 from segue._capture.adapters import refuse_merged
-from segue._capture.base import BasePlace, Mark, base_places_of, is_base, mark_of, tensor_digest
+from segue._capture.base import (
+    BasePlace,
+    Mark,
+    base_places_of,
+    forget_if_untold,
+    is_base,
+    mark_of,
+    tensor_digest,
+)
 from segue._capture.component import Component, capture_object
 from segue._capture.module import capture_module, check_module, contract_of, modes_of
 from segue._capture.naming import NamedTensor, named_tensors
@@ -235,6 +243,7 @@ class PartialModel:
     def _refuse_rewritten(
         self, base: BaseIdentity, candidates: list[tuple[str, NamedTensor, BasePlace]]
     ) -> None:
+        forget_if_untold(item.tensor for _, item, _ in candidates if item.tensor is not None)
         rewritten = [
             name
             for name, item, place in candidates
@@ -269,15 +278,25 @@ class PartialModel:
         refuse_merged(self.model, "model")
         self._refuse_others_trained(tensors)
         base = self._setting.base
+        candidates = list(self._candidates(tensors))
+        self._forget_if_untold(candidates)
         omitted: dict[str, str | None] = {
             name: base.tensors[place.name] if isinstance(base, BaseIdentity) else None
-            for name, item, place in self._candidates(tensors)
+            for name, item, place in candidates
             if self._is_unchanged(name, item, place)
         }
         for name in _beside_kept(omitted, tensors, contract):
             del omitted[name]
         source, identity = ("digest", base.digest) if isinstance(base, BaseIdentity) else ("declared", base)
         return BaseRecord(source, identity, dict(sorted(omitted.items())))
+
+    def _forget_if_untold(self, candidates: list[tuple[str, NamedTensor, BasePlace]]) -> None:
+        live = {name: item.tensor for name, item, _ in candidates if item.tensor is not None}
+        forget_if_untold(live.values())
+        marks = {name: mark for name, mark in self._marks.items() if name in live and mark is not None}
+        # What nobody has read can't be read again: all of it is kept from now on.
+        if any(mark.is_untold(mark_of(live[name])) for name, mark in marks.items()):
+            self._marks.clear()
 
     def _refuse_others_trained(self, tensors: Mapping[str, NamedTensor]) -> None:
         outside = [
@@ -386,6 +405,8 @@ def base_findings(
             )  # fmt: skip
         return
     tensors = named_tensors(model, "model")
+    live = (tensors[name].tensor for name in recorded.omitted if name in tensors)
+    forget_if_untold(tensor for tensor in live if tensor is not None)
     differing = [
         name
         for name, digest in recorded.omitted.items()
