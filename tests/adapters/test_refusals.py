@@ -207,3 +207,91 @@ def test_with_the_full_model_captured_the_settings_of_an_adapter_are_compared_to
     with pytest.raises(ContractMismatch) as caught:
         segue.Training(other.model, other.optimizers, other.schedulers).check(record)
     assert [finding.code for finding in caught.value.findings] == ["model.configuration.p"]
+
+
+class Ranks:
+    """What AdaLoRA ranks its ranks by, as in the guide."""
+
+    def __init__(self, tuner):
+        self.tuner = tuner
+
+    def state_dict(self):
+        ranks = self.tuner.rankallocator
+        names = ("ipt", "exp_avg_ipt", "exp_avg_unc")
+        return {**{name: getattr(ranks, name) for name in names}, "pattern": ranks.peft_config.rank_pattern}
+
+    def load_state_dict(self, state):
+        ranks = self.tuner.rankallocator
+        ranks.peft_config.rank_pattern = state.pop("pattern")
+        vars(ranks).update(state)
+
+
+class Ranked:
+    """AdaLoRA, which takes ranks away as it trains."""
+
+    def __init__(self, peft, keeps):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            base = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        config = peft.AdaLoraConfig(
+            init_r=4, target_r=1, tinit=1, tfinal=2, deltaT=1, total_step=6, target_modules=["0", "1"]
+        )
+        self.model = peft.get_peft_model(base, config)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(parameters, lr=0.01)
+        components = {"ranks": Ranks(self.model.base_model)} if keeps else None
+        state = segue.TrainableOnly(base=segue.base_identity(self.model))
+        self.training = segue.Training(self.model, self.optimizer, model_state=state, components=components)
+
+    def step(self, number):
+        self.model(torch.randn(3, 8)).square().mean().backward()
+        self.optimizer.step()
+        self.model.base_model.update_and_allocate(number)
+        self.optimizer.zero_grad()
+
+
+def test_ranks_that_nobody_keeps_are_refused(trainings):
+    run = Ranked(trainings.peft, keeps=False)
+    run.training.capture()  # nothing has been counted yet
+    run.step(0)
+    with pytest.raises(UnsupportedState, match="outside of parameters and buffers") as caught:
+        run.training.capture()
+    assert (caught.value.code, caught.value.where) == (
+        "capture.hidden_state",
+        "model base_model.rankallocator",
+    )
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+def test_ranks_that_a_component_keeps_are_taken_away_as_without_a_cut(cut, trainings):
+    trainings.seed(5)
+    whole = Ranked(trainings.peft, keeps=True)
+    for number in range(7):
+        if number == cut:
+            record = whole.training.capture()
+        whole.step(number)
+    trainings.seed(6)
+    continued = Ranked(trainings.peft, keeps=True)
+    continued.training.restore(record)
+    for number in range(cut, 7):
+        continued.step(number)
+    assert unchanged(continued.model, bits(whole.model))
+
+
+def test_an_adapter_of_other_elements_is_refused(trainings):
+    def sparse(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            base = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        model = trainings.peft.get_peft_model(
+            base, trainings.peft.ShiraConfig(r=1, target_modules=["0"], random_seed=seed)
+        )
+        state = segue.TrainableOnly(base=segue.base_identity(model))
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return segue.Training(model, torch.optim.SGD(parameters), model_state=state)
+
+    record = sparse(1).capture()
+    sparse(1).restore(record)
+    with pytest.raises(ContractMismatch) as caught:
+        sparse(2).check(record)
+    assert [finding.code for finding in caught.value.findings] == ["model.configuration.shira_indices"]

@@ -4,20 +4,25 @@ Wish: an adapter's checkpoint can't be put on a model that would compute somethi
 shows in shapes; scale, dropout and which adapter is active are plain attributes, in no state dict (peft 0.21). So they
 are taken down and compared bit for bit.
 
+Some kinds keep tensors in neither parameters nor buffers. Indices say which elements a small tensor is about (SHiRA,
+FourierFT): configuration, compared by digest. What counts on while it trains (the ranks of AdaLoRA and AdaMSS by their
+importance) is state that peft itself never saves (peft 0.21): refused, unless a component keeps it.
+
 peft is never imported here: its objects exist only where the program has imported it, and classes are known by name.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from segue._capture.naming import joined, unwrapped, walk
-from segue._capture.staging import class_name, type_name
+from segue._capture.staging import capture_tensor, class_name, is_plain, type_name
+from segue._record.digest import tree_digest
 from segue.errors import UnsupportedState
 
 # The child that each kind of wrapper puts the original under.
@@ -29,8 +34,12 @@ _ORIGINALS = {
 }
 _OF_LAYERS = ("base_layer", "original_module")
 
-# Not configuration: a cache, where the layer is, and what tells how it was made.
-_INCIDENTAL = frozenset({"_caches", "kwargs", "device_mesh", "tp_layer", "other_param_names"})
+# Not configuration: a cache, where the layer is, what tells how it was made, and what counts on (AdaMSS).
+_INCIDENTAL = frozenset({
+    "_caches", "kwargs", "device_mesh", "tp_layer", "other_param_names",
+    "exp_avg_ipt_A", "exp_avg_ipt_B", "exp_avg_unc_A", "exp_avg_unc_B",
+})  # fmt: skip
+_RANK_ALLOCATOR = "peft.tuners.adalora.layer.RankAllocator"
 _PLAIN = (type(None), bool, int, float, complex, str)
 
 
@@ -85,6 +94,43 @@ def refuse_merged(module: nn.Module, scope: str) -> None:
             "adapters are merged into the base", code="capture.merged_adapters", where=f"{scope} {merged[0]}",
             found=f"{len(merged)} layers with merged adapters", hint="call `unmerge_adapter()` first",
         )  # fmt: skip
+
+
+def refuse_hidden_state(module: nn.Module, scope: str, keepers: Iterable[object]) -> None:
+    """Raise `UnsupportedState` for what adapters count on outside of parameters and buffers, and nobody keeps.
+
+    Args:
+        module: The model.
+        scope: What it is, for messages.
+        keepers: The components. One that holds such state in an attribute, or its layer or tuner, answers for it.
+    """
+    held = {id(value) for keeper in keepers for value in getattr(keeper, "__dict__", {}).values()}
+    tuners: list[tuple[str, nn.Module]] = []
+    for path, child in walk(module, scope):
+        original = _original_of(child)
+        if original == "model":
+            tuners.append((f"{path}.", child))
+        around = {id(tuner) for prefix, tuner in tuners if path.startswith(prefix)}
+        for name, value in vars(child).items() if original is not None else ():
+            if name in _OF_EVERY_MODULE or not _counts_on(value) or {id(value), id(child), *around} & held:
+                continue
+            raise UnsupportedState(
+                "adapters keep state outside of parameters and buffers, which peft doesn't save",
+                code="capture.hidden_state", where=f"{scope} {joined(path, name)}", found=type_name(value),
+                hint="hand in a component that saves it, and holds the tuner (`model.base_model`) in an attribute",
+            )  # fmt: skip
+
+
+def _counts_on(value: Any) -> bool:
+    if class_name(type(value)) == _RANK_ALLOCATOR:
+        return bool(value.exp_avg_ipt or value.peft_config.rank_pattern)
+    return isinstance(value, dict | list) and _holds_floats(value)
+
+
+def _holds_floats(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_holds_floats, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def configuration_of(module: nn.Module, scope: str, *, everywhere: bool) -> dict[str, Any] | None:
@@ -142,13 +188,24 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_named(value: Any) -> bool:
-    """Tell whether a value of a table by adapter can be taken down: a variant of LoRA is an object, known by its class."""
-    return _is_plain(value) or type_name(value).startswith("peft.")
+    """Tell whether a value of a table by adapter can be taken down: indices, or a variant of LoRA, by its class."""
+    return _is_plain(value) or _is_indices(value) or type_name(value).startswith("peft.")
+
+
+def _is_indices(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_plain(value) and not value.is_floating_point()
 
 
 def _plain(value: Any) -> Any:
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(_plain(item) for item in value)
     if type(value) is dict:
-        return {key: _plain(item) if _is_plain(item) else type_name(item) for key, item in value.items()}
+        return {key: _plain(item) if _is_plain(item) else _described(item) for key, item in value.items()}
     return value
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type_name(value)
+    captured = capture_tensor(value.detach().cpu().contiguous(), "indices")
+    return f"{value.dtype} {list(value.shape)} {tree_digest(captured)[:16]}"

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from segue._capture.adapters import refuse_hidden_state
 from segue._capture.boundary import refuse_inside_backward
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import STREAMS_NAME, Component, Stateful, capture_component, streams_last
@@ -159,6 +160,8 @@ class Training:
         parameters = live.parameters()
         self._refuse_other_windows(parameters)
         refuse_wrong_owners({**live.optimizers, **live.opaque}, parameters, live.model)
+        if not live.model_state.objects():
+            refuse_hidden_state(live.model, "model", live.components.values())
         names = parameter_names(parameters)
         shares = live.shares()
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
