@@ -350,6 +350,27 @@ def test_a_member_listed_twice_is_another_partition():
     assert match_groups(recorded(group("a", "a")), [["a"]]) is None
 
 
+@pytest.mark.parametrize(
+    ("lying", "expected", "found"),
+    [
+        ([("first.weight", "second.weight"), ("second.weight",)], [0, 1], 1),
+        ([("first.weight",), ("second.weight", "second.weight")], [1, 1], 1),
+    ],
+    ids=["in two groups", "twice in one"],
+)
+def test_a_parameter_that_stands_twice_is_found_wherever_it_stands_last(lying, expected, found):
+    module = model()
+    live = SGD([{"params": [module.first.weight]}, {"params": [module.second.weight]}], lr=0.1)
+    honest = capture(module, live)
+    groups = tuple(
+        replace(group, parameters=members) for group, members in zip(honest.groups, lying, strict=True)
+    )
+    [finding] = check_optimizer(replace(honest, groups=groups), live, names_of(module), "optimizer.o")
+    assert (finding.code, finding.expected, finding.found) == (
+        "optimizer.o.group.second.weight", expected, found,
+    )  # fmt: skip
+
+
 def test_groups_in_another_order_keep_their_own_options():
     module = model()
     first, second = (

@@ -268,8 +268,7 @@ def membership_findings(
         scope: The optimizer, for codes.
         section: Where in a record it is.
     """
-    before = {name: index for index, members in enumerate(recorded) for name in members}
-    after = {name: index for index, members in enumerate(live) for name in members}
+    before, after = _places(recorded), _places(live)
     if len(recorded) != len(live):
         yield difference(
             scope, "groups", "another number of groups", scope, len(recorded), len(live),
@@ -277,18 +276,31 @@ def membership_findings(
         )  # fmt: skip
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
-            sides = f"group {before[name]}", "absent"
+            sides = f"group {before[name][0]}", "absent"
             yield difference(
                 scope, f"missing.{name}", "a parameter is in no group", f"{scope} {name}", *sides
             )
         elif name not in before:
-            sides = "absent", f"group {after[name]}"
+            sides = "absent", f"group {after[name][0]}"
             yield difference(scope, f"extra.{name}", "a parameter was in no group", f"{scope} {name}", *sides)
         elif before[name] != after[name]:
-            where = f"{scope} {name}"
             yield difference(
-                scope, f"group.{name}", "it is in another group", where, before[name], after[name]
-            )
+                scope, f"group.{name}", "it is in another group", f"{scope} {name}",
+                _told(before[name]), _told(after[name]),
+            )  # fmt: skip
+
+
+def _places(groups: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    """Return where each name stands: more than one place in a record made by hand, or read from a file that lies."""
+    places: dict[str, list[int]] = {}
+    for index, members in enumerate(groups):
+        for name in members:
+            places.setdefault(name, []).append(index)
+    return places
+
+
+def _told(places: list[int]) -> int | list[int]:
+    return places[0] if len(places) == 1 else places
 
 
 def _groups_hint(
