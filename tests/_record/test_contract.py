@@ -6,7 +6,7 @@ import pytest
 
 from segue._record.contract import Sharing, TensorSpec, TrainableContract, moved
 from segue._record.parts import PartSpec, PartsSpec
-from segue.errors import ContractMismatch
+from segue.errors import ContractMismatch, InvalidRecord
 
 SPEC = TensorSpec("parameter", "float32", (4, 3), (3, 1), "cpu", True, None)
 BUFFER = dataclasses.replace(SPEC, kind="buffer", shape=(3,), strides=(1,), requires_grad=False)
@@ -171,3 +171,10 @@ def test_parts_in_another_order_are_another_tensor():
     assert (finding.code, finding.expected, finding.found) == (
         "model.order.w", ["codes", "scale"], ["scale", "codes"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2**57, 2), (0, 2**58), (2**70,)])
+def test_a_shape_that_no_tensor_has_is_refused(shape):
+    with pytest.raises(InvalidRecord, match="no tensor has this shape"):
+        dataclasses.replace(SPEC, shape=shape)
+    dataclasses.replace(SPEC, shape=(0, 2**57))

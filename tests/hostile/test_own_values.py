@@ -87,3 +87,15 @@ def test_deeper_than_anyone_reads_is_refused(mine):
 
     change(mine, edit)
     refused(mine)
+
+
+@pytest.mark.parametrize("sizes", [[-1, 3], [10**18, 4], [{"int": "0x" + "f" * 40}, 3]])
+def test_a_contract_of_no_possible_model_is_refused(mine, sizes):
+    """Nothing else tells the shapes: the record has no values of its own."""
+
+    def edit(document):
+        contract = document["sections"]["model"]["dict"]["contract"]["dict"]
+        contract["tensors"]["dict"]["first.weight"]["dict"]["shape"] = sizes
+
+    lie(mine, edit)
+    refused(mine, CorruptCheckpoint)

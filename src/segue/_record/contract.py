@@ -6,12 +6,16 @@ its position never is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from segue._record.parts import PartsSpec, class_of
 from segue._record.structure import added
-from segue.errors import ContractMismatch, Finding
+from segue.errors import ContractMismatch, Finding, InvalidRecord
+
+_MAX_ELEMENTS = 2**58
+"""Sizes of 0 aside. Of the largest elements, 16 bytes, that is as much as a checkpoint may say it has."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,11 @@ class TensorSpec:
     """The dtype its gradient may have, where the caller set one that differs from its own (`grad_dtype`)."""
     parts: PartsSpec | None = added(since=2)
     """What it consists of, where it is of a tensor subclass such as torchao's; `None` for a plain tensor."""
+
+    def __post_init__(self) -> None:
+        """Refuse a shape that no tensor has: a record without values has nothing else to compare it with."""
+        if any(size < 0 for size in self.shape) or math.prod(filter(None, self.shape)) >= _MAX_ELEMENTS:
+            raise InvalidRecord("no tensor has this shape", code="record.layout", found=self.shape)
 
 
 @dataclass(frozen=True)
