@@ -56,7 +56,16 @@ def test_a_record_can_be_placed_on_another_device(tmp_path):
     segue.save(record, tmp_path / "export")
     with pytest.raises(segue.errors.DeviceMismatch, match='device="cpu"'):
         training.check(segue.load(tmp_path / "export"))
-    training.restore(segue.load(tmp_path / "export", device="cpu"))
+    for device in ("cpu", "cpu:0", torch.device("cpu")):
+        training.restore(segue.load(tmp_path / "export", device=device))
+
+
+def test_a_device_that_torch_has_no_name_for_is_refused_and_one_that_is_absent_here_is_not(tmp_path):
+    segue.save(make()[2].capture(), tmp_path / "export")
+    for device in ("gpu", "", "cpu:x", 1.5):
+        with pytest.raises(segue.errors.DeviceMismatch, match="there is no such device"):
+            segue.load(tmp_path / "export", device=device)
+    assert segue.load(tmp_path / "export", device="cuda:7").placed_on == "cuda:7"
 
 
 def test_diff_names_the_first_and_the_worst_element():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from segue._record import diff as _diff
 from segue._record.conversion import Precision
 from segue._record.diff import RecordDiff
@@ -46,12 +48,13 @@ def save(record: TrainingRecord, url: Place, precision: Precision = "native") ->
     return write_checkpoint(record.converted(precision), path_of(url))
 
 
-def load(url: Place, device: str | None = None) -> TrainingRecord:
+def load(url: Place, device: str | torch.device | None = None) -> TrainingRecord:
     """Open a checkpoint as a record. Tensors stay in the open files until they are needed, verified each time.
 
     Args:
         url: The folder or file of one checkpoint; never falls back to another.
-        device: Place every tensor of the record on this device, for a restore there; by default where it was.
+        device: Place every tensor of the record on this device, for a restore there; by default where it was. `cuda`
+            is the present one of several.
 
     Returns:
         The record; it stays readable when the checkpoint is deleted meanwhile.
@@ -62,6 +65,7 @@ def load(url: Place, device: str | None = None) -> TrainingRecord:
         CorruptCheckpoint: If manifest, headers or sizes don't fit together; data is verified when it is read.
         UnsafeCheckpoint: If it holds links or special files.
         UnsupportedFormat: If a newer segue wrote it, or it is a file of another kind.
+        DeviceMismatch: If torch has no device of that name.
 
     Cost:
         Reads manifest, headers and caller state.
@@ -122,7 +126,7 @@ def to_bytes(record: TrainingRecord) -> bytes:
     return in_memory.to_bytes(record)
 
 
-def from_bytes(data: bytes, device: str | None = None) -> TrainingRecord:
+def from_bytes(data: bytes, device: str | torch.device | None = None) -> TrainingRecord:
     """Open the bytes of a record. Tensors stay in them until they are needed, verified each time.
 
     Args:
@@ -147,7 +151,7 @@ def _record(value: TrainingRecord | Place) -> TrainingRecord:
     return load(value) if isinstance(value, str | os.PathLike) else value
 
 
-def _record_of(checkpoint: OpenCheckpoint, device: str | None) -> TrainingRecord:
+def _record_of(checkpoint: OpenCheckpoint, device: str | torch.device | None) -> TrainingRecord:
     """Hand out the record of a checkpoint; what is loaded passes here."""
     record = TrainingRecord.of(checkpoint.record())
     return record if device is None else record.with_device(device)

@@ -18,6 +18,7 @@ from segue._record.contract import TrainableContract
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import RECORD_VERSION, TrainingRecord
 from segue._session.callers_values import is_callers_form
+from segue._session.devices import existing_device
 from segue._session.live import by_name
 from segue._session.plan import environment_findings, refuse_all
 from segue.errors import (
@@ -28,6 +29,7 @@ from segue.errors import (
     LossyRecord,
     SchedulerMismatch,
     UnsupportedFormat,
+    shown,
 )
 
 
@@ -129,7 +131,7 @@ def _stand_ins(contract: TrainableContract) -> dict[str, nn.Parameter]:
 def warn_of_environment(record: TrainingRecord) -> None:
     """Warn if something differs that can change the last bits from here on."""
     differences = [
-        f"{item.code}: {item.expected!r} -> {item.found!r}" for item in environment_findings(record)
+        f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in environment_findings(record)
     ]
     if differences:
         warnings.warn(
@@ -142,7 +144,7 @@ def warn_of_environment(record: TrainingRecord) -> None:
 
 def refuse_elsewhere(model: nn.Module, device: str | torch.device) -> None:
     """Raise `DeviceMismatch` for every tensor of a model that is not on a device, frozen ones and buffers too."""
-    wanted = _existing(device)
+    wanted = existing_device(device)
     findings = [
         Finding(
             DeviceMismatch, f"model.device.{name}", "it is on another device than was asked for; nothing is moved",
@@ -152,25 +154,6 @@ def refuse_elsewhere(model: nn.Module, device: str | torch.device) -> None:
         if item.tensor is not None and item.tensor.device != wanted
     ]  # fmt: skip
     refuse_all(findings)
-
-
-def _existing(device: str | torch.device) -> torch.device:
-    """Return a device with its index, which `cuda` alone does not say.
-
-    Raises:
-        DeviceMismatch: If there is none, or it holds no values.
-    """
-    try:
-        wanted = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise DeviceMismatch(
-            "there is no such device", code="device", where="device", expected=str(device), found=str(error)
-        ) from error
-    if wanted.type == "meta":
-        raise DeviceMismatch(
-            "a model on `meta` has no values to go on with", code="device", where="device", found="meta"
-        )
-    return wanted
 
 
 def refuse_other_parameters(record: TrainingRecord, model: nn.Module, *, has_optimizers: bool) -> None:

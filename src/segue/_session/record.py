@@ -22,6 +22,7 @@ from segue._session import callers_capture, callers_restore
 from segue._session.callers_pending import refuse_unweighted
 from segue._session.callers_restore import RestoredTraining
 from segue._session.callers_values import as_tree
+from segue._session.devices import device_name
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
 
 _SECTIONS = tuple(item.name for item in fields(_training.TrainingRecord))
@@ -293,8 +294,13 @@ class TrainingRecord(_training.TrainingRecord):
         """
         self.without_given().verify()
 
-    def with_device(self, device: str) -> TrainingRecord:
-        """Return the same record with every tensor placed on one device; what `capture` was given is left alone."""
+    def with_device(self, device: str | torch.device) -> TrainingRecord:
+        """Return the same record with every tensor placed on one device; what `capture` was given is left alone.
+
+        Raises:
+            DeviceMismatch: If torch has no device of that name.
+        """
+        device = device_name(device)
         placed = replace(TrainingRecord.of(self.without_given().with_device(device)), placed_on=device)
         if not self.is_given:
             return placed

@@ -42,6 +42,7 @@ from segue.errors import (
     RestoreInterrupted,
     ScheduleWarning,
     UnsupportedState,
+    shown,
 )
 
 
@@ -313,7 +314,7 @@ class Training:
         elif environment:
             unaccepted = [finding for finding in environment if finding.code not in accept]
             self._warn_of_environment(
-                [f"{item.code}: {item.expected!r} -> {item.found!r}" for item in unaccepted]
+                [f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in unaccepted]
             )
         return [finding.code for finding in refuse(findings, accept)]
 
