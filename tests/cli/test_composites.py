@@ -53,3 +53,11 @@ def test_an_optimizer_of_torch_has_no_attributes(segue_command, tmp_path):
     summary = segue_command("inspect", tmp_path / "a", "--json").json
     assert summary["optimizers"]["optimizer"]["attributes"] is None
     assert "built with" not in segue_command("inspect", tmp_path / "a").out
+
+
+def test_integers_that_python_does_not_write_out_are_told(segue_command, tmp_path):
+    write_checkpoint(record(1, caller_state={"n": 1 << 20000, 3 << 20000: 1}), tmp_path / "a")
+    told = "a int with too many digits to show"
+    outcome = segue_command("inspect", tmp_path / "a", "--json")
+    assert (outcome.code, outcome.json["caller_state"]) == (0, {"n": told, told: 1})
+    assert segue_command("inspect", tmp_path / "a").code == 0

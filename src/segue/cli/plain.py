@@ -18,8 +18,10 @@ def plain(value: Any) -> Any:
 
     Tensors become their dtype and shape, floats that are not finite their name.
     """
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, str):
         return value
+    if isinstance(value, int):
+        return value if _can_be_written(value) else shown(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, CapturedTensor):
@@ -31,10 +33,18 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key) if _can_be_written(key) else shown(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return shown(value)
+
+
+def _can_be_written(value: Any) -> bool:
+    try:
+        str(value)
+    except ValueError:  # CPython refuses to write out an integer of more than 4300 digits
+        return False
+    return True
 
 
 def _composite(value: Composite) -> str:
