@@ -50,7 +50,11 @@ def capture_optimizer(optimizer: Optimizer, model: nn.Module) -> OptimizerRecord
     """
     refuse_inside_backward()
     _refuse_wrong_kinds(optimizer, model)
-    return optimizers.capture_optimizer(optimizer, parameter_names(named_parameters(model)), _SCOPE)
+    record = optimizers.capture_optimizer(optimizer, parameter_names(named_parameters(model)), _SCOPE)
+    # What the program asked for nobody took down as the optimizer was made: when it is first seen here, and in a
+    # process that has just restored it, depends on where a run was cut. So a record holds nothing that does.
+    groups = tuple(replace(group, configured=group.options) for group in record.groups)
+    return replace(record, groups=groups)
 
 
 def restore_optimizer(record: OptimizerRecord, optimizer: Optimizer, model: nn.Module) -> None:
