@@ -119,6 +119,20 @@ def test_another_order_names_what_moved_and_can_be_accepted():
     assert finding.where == "model c, b"
 
 
+@pytest.mark.parametrize(("trained_then", "trained_now"), [(False, False), (True, False), (False, True)])
+def test_the_order_of_what_is_not_trained_does_not_matter(trained_then, trained_now):
+    def with_last(requires_grad, order):
+        frozen = dataclasses.replace(SPEC, requires_grad=False)
+        last = dataclasses.replace(SPEC, requires_grad=requires_grad)
+        return contract({"a": SPEC, "b": frozen, "c": frozen, "d": last}, order=order)
+
+    before = with_last(trained_then, ("a", "b", "c", "d"))
+    assert "model.order" not in codes(before, with_last(trained_now, ("a", "c", "b", "d")))
+    assert ("model.order" in codes(before, with_last(trained_now, ("d", "b", "c", "a")))) == (
+        trained_then or trained_now
+    )
+
+
 def test_the_order_is_not_told_where_the_names_differ_anyway():
     assert codes(contract({"a": SPEC}), contract({"b": SPEC})) == ["model.missing.a", "model.extra.b"]
 

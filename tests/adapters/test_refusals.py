@@ -295,3 +295,28 @@ def test_an_adapter_of_other_elements_is_refused(trainings):
     with pytest.raises(ContractMismatch) as caught:
         sparse(2).check(record)
     assert [finding.code for finding in caught.value.findings] == ["model.configuration.shira_indices"]
+
+
+def test_a_frozen_weight_that_a_forward_takes_off_and_puts_back_stands_where_it_stood(trainings):
+    """peft's `target_parameters`: a parametrization for each forward, which changes the order of registration."""
+
+    def low_rank():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            base = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        config = trainings.peft.LoraConfig(r=2, target_modules=[], target_parameters=["0.weight"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = trainings.peft.get_peft_model(base, config)
+        state = segue.TrainableOnly(base=segue.base_identity(model))
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return model, segue.Training(model, torch.optim.SGD(parameters), model_state=state)
+
+    model, training = low_rank()
+    order = list(training.capture().model.contract.order)
+    model(torch.ones(2, 8))
+    record = training.capture()
+    assert list(record.model.contract.order) != order
+    continued, training = low_rank()
+    training.restore(record)
+    assert unchanged(continued, bits(model))
