@@ -320,3 +320,10 @@ def test_a_frozen_weight_that_a_forward_takes_off_and_puts_back_stands_where_it_
     continued, training = low_rank()
     training.restore(record)
     assert unchanged(continued, bits(model))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.1), (0.1, 0.0)])
+def test_no_dropout_is_told_from_some(before, after, trainings):
+    """peft builds an `Identity` for a rate of 0."""
+    record = built(trainings, lora_dropout=before).training.capture()
+    assert codes(built(trainings, lora_dropout=after), record) == ["model.configuration.p"]

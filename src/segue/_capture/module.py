@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from segue._capture.adapters import configuration_of
+from segue._capture.configuration import configuration_differences, configuration_of
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
 from segue._capture.staging import (
@@ -32,8 +32,7 @@ from segue._record.base import BaseRecord
 from segue._record.composite import ConvertedTensor
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.sections import ModuleRecord
-from segue._record.tree import same
-from segue.errors import ABSENT, ContractMismatch, DeviceMismatch, Finding, UnsupportedState
+from segue.errors import ContractMismatch, DeviceMismatch, Finding, UnsupportedState
 
 _first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]] = weakref.WeakKeyDictionary()
 
@@ -262,6 +261,10 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
     """Yield what keeps the record from fitting this module: devices first, then contract, then submodules."""
     found = contract_of(module, scope)
     yield from _device_findings(record.contract, found, scope)
+    if record.configuration is not None:  # before shapes, which may follow from it
+        live = configuration_of(module, scope, everywhere=record.base is not None) or {}
+        both = record.training.keys() & {path for path, _ in walk(module, scope)}
+        yield from configuration_differences(record.configuration, live, both, scope)
     yield from record.contract.differences(found, scope)
     modes = dict(modes_of(module, scope))
     for path in sorted(record.training.keys() ^ modes.keys()):
@@ -273,39 +276,6 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
             f"{scope} {path}",
             *side,
         )
-    yield from _configuration_findings(record, module, scope)
-
-
-def _configuration_findings(record: ModuleRecord, module: nn.Module, scope: str) -> Iterator[Finding]:
-    """Yield what adapters would compute otherwise, numbers compared bit for bit; once for all layers where it differs."""
-    if record.configuration is None:
-        return
-    live = configuration_of(module, scope, everywhere=record.base is not None) or {}
-    for name, places in sorted(_other_settings(record.configuration, live).items()):
-        path, before, now = places[0]
-        where = f"{scope} {path}" + (f" and {len(places) - 1} other modules" if len(places) > 1 else "")
-        yield Finding(
-            ContractMismatch, f"{scope}.configuration.{name}", "it would compute with another setting", where,
-            _setting(name, before), _setting(name, now), "build the adapter as it was when it was captured",
-            admissible=True,
-        )  # fmt: skip
-
-
-def _other_settings(
-    record: Mapping[str, Any], live: Mapping[str, Any]
-) -> dict[str, list[tuple[str, Any, Any]]]:
-    """Return by attribute where it differs: path and both sides. A module on one side only shows in other findings."""
-    found: dict[str, list[tuple[str, Any, Any]]] = {}
-    for path in sorted(record.keys() & live.keys()):
-        for name in record[path].keys() | live[path].keys():
-            before, now = record[path].get(name, ABSENT), live[path].get(name, ABSENT)
-            if not same(before, now):
-                found.setdefault(name, []).append((path, before, now))
-    return found
-
-
-def _setting(name: str, value: Any) -> str:
-    return "absent" if value is ABSENT else f"{name}={value!r}"
 
 
 def _device_findings(record: TrainableContract, found: TrainableContract, scope: str) -> Iterator[Finding]:
