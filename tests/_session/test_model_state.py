@@ -9,12 +9,20 @@ from safetensors.torch import load_file
 from torch import nn
 
 import segue
-from segue.errors import BaseMismatch, ComponentMismatch, ContractMismatch, MismatchError, UnsupportedState
+from segue.errors import (
+    BaseMismatch,
+    ComponentMismatch,
+    ContractMismatch,
+    MismatchError,
+    RestoreInterrupted,
+    UnsupportedState,
+)
 from tests._session.adapted import (
     ADAPTERS,
     BASE,
     STATISTICS,
     Adapted,
+    LowRank,
     bits,
     frozen_memory,
     make,
@@ -390,6 +398,55 @@ def test_a_callers_object_that_fails_after_all_is_put_back():
     assert caught.value.code == "model_state.refused"
     assert bits(model) == before
     other.capture()  # and the training is whole
+
+
+class Replacing(Archive):
+    """Puts a new parameter where one stood, or a new module."""
+
+    what = "a parameter"
+
+    def restore(self, state):
+        if self.what == "a module":
+            self.model.first = LowRank(self.model.first.base)
+        else:
+            self.model.first.A = nn.Parameter(self.model.first.A.detach().clone())
+        super().restore(state)
+
+
+@pytest.mark.parametrize("what", ["a parameter", "a module"])
+def test_a_callers_object_that_puts_other_tensors_into_the_model_is_told(what):
+    model, optimizer, *_ = archived(1)
+    archive = Replacing(model)
+    archive.what = what
+    training = segue.Training(model, optimizer, model_state=archive)
+    record = training.capture()
+    with pytest.raises(RestoreInterrupted, match="other tensors into the model") as caught:
+        training.restore(record)
+    assert caught.value.code == "restore.replaced"
+    assert caught.value.where == ("first.A, first.B" if what == "a module" else "first.A")
+    with pytest.raises(RestoreInterrupted):
+        training.capture()
+
+
+def test_a_component_that_puts_other_tensors_into_the_model_is_told():
+    class Weights:
+        def __init__(self, model):
+            self.model = model
+
+        def state_dict(self):
+            return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+        def load_state_dict(self, state):
+            self.model.load_state_dict(state, assign=True)
+
+    model = nn.Linear(2, 2)
+    training = segue.Training(
+        model, torch.optim.SGD(model.parameters()), components={"weights": Weights(model)}
+    )
+    record = training.capture()
+    with pytest.raises(RestoreInterrupted, match="other tensors into the model") as caught:
+        training.restore(record)
+    assert caught.value.where == "weight, bias"
 
 
 def test_a_component_that_refuses_later_puts_the_callers_model_back():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,6 +20,7 @@ from segue._capture.environment import check_environment
 from segue._capture.gradients import check_gradients, check_window, plan_gradients, plan_window
 from segue._capture.history import Layout, check_history
 from segue._capture.module import plan_module
+from segue._capture.naming import NamedTensor, named_tensors
 from segue._capture.opaque import check_opaque
 from segue._capture.optimizer import ParameterNames, check_optimizer, plan_optimizer
 from segue._capture.scheduler import check_scheduler, plan_scheduler
@@ -273,6 +275,7 @@ class RestorePlan:
         self.has_written = False
         self._accepted = accepted
         self._writes = list(self._plan(clock))
+        self._targets = _targets(record, live)
         self._scratch = scratch_for(self._writes)
 
     def _plan(self, clock: ScheduleClock) -> Iterator[Write]:
@@ -321,6 +324,7 @@ class RestorePlan:
         versions = self._live.versions()
         try:
             self._objects.run()
+            self._refuse_replaced()
             self._check_contract_again()
         except RestoreInterrupted:
             self.has_written = True
@@ -335,6 +339,20 @@ class RestorePlan:
                     where="components",
                 ) from error
             raise
+
+    def _refuse_replaced(self) -> None:
+        """Raise if an object put other tensors where writes are planned, as `load_state_dict(assign=True)` does.
+
+        They would go to tensors that the model no longer has.
+        """
+        now = {name: item.tensor for name, item in _registered(self._live)}
+        replaced = [name for name, tensor in self._targets.items() if now.get(name) is not tensor]
+        if replaced:
+            raise RestoreInterrupted(
+                "an object put other tensors into the model while it was restored, which no optimizer knows; let it write "
+                "into those that are there (`copy_`), and rebuild this training",
+                code="restore.replaced", where=_some(replaced),
+            )  # fmt: skip
 
     def _check_contract_again(self) -> None:
         findings = [
@@ -365,6 +383,25 @@ def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
     values |= live.model_state.objects()
     records = {**callers_record(record), **optimizers, **components}
     return ObjectRestore(records, values, reread=optimizers)
+
+
+def _registered(live: LiveTraining) -> Iterator[tuple[str, NamedTensor]]:
+    for prefix, module in live.modules().items():
+        for name, item in named_tensors(module, prefix or "model").items():
+            yield prefix + name, item
+
+
+def _targets(record: TrainingRecord, live: LiveTraining) -> dict[str, torch.Tensor | None]:
+    """Return the tensors that are written, and those that optimizers hold; the rest is a caller's object to place."""
+    modules = {f"{name}/": item.module for name, item in record.components.items()} | {"": record.model}
+    recorded = {
+        prefix + name for prefix, module in modules.items() if module is not None for name in module.tensors
+    }
+    return {
+        name: item.tensor
+        for name, item in _registered(live)
+        if name in recorded or (item.tensor is not None and item.tensor.requires_grad)
+    }
 
 
 def _set_clock(clock: ScheduleClock, name: str, outstanding: int, usual: int | None) -> Any:
