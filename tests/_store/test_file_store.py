@@ -12,8 +12,8 @@ from segue._store.archive import write_checkpoint
 from segue._store.file_store import FileStore
 from segue._store.local import LocalFilesystem
 from segue.errors import (
-    CheckpointNotFound,
     CorruptCheckpoint,
+    StoreUnavailable,
     StoreWarning,
     UnsafeCheckpoint,
     UnsupportedFormat,
@@ -219,10 +219,10 @@ def test_a_rename_whose_reply_was_lost_is_a_success(path):
         assert store.put(record(2)).seq == 2
 
 
-def test_a_missing_folder_is_not_found(tmp_path):
+def test_a_folder_that_is_gone_is_no_missing_checkpoint(tmp_path):
     store = FileStore(tmp_path / "a" / "b.segue")
     with store:
         os.rmdir(tmp_path / "a" / ".b.segue.lock")
         os.rmdir(tmp_path / "a")
-        with pytest.raises(CheckpointNotFound):
+        with pytest.raises(StoreUnavailable, match="the folder of this run is gone"):
             store.put(record(1))

@@ -48,6 +48,8 @@ STEPS = {
     ),
     "a file listed": lambda fs, root: fs.list_names(fs.open_file("file", root)),
     "a path through a file": lambda fs, root: fs.open_directory(f"{root_path(fs)}/file/x"),
+    "a file in a folder that was removed": lambda fs, root: fs.create_file("x", removed(fs, root)),
+    "a folder in one that was removed": lambda fs, root: fs.make_directory("x", removed(fs, root)),
     "a path through nothing": lambda fs, root: fs.make_directory(f"{root_path(fs)}/none/x"),
 }
 paths = {}
@@ -55,6 +57,13 @@ paths = {}
 
 def root_path(fs):
     return paths[id(fs)]
+
+
+def removed(fs, root):
+    fs.make_directory("short", root)
+    descriptor = fs.open_directory("short", root)
+    fs.remove_directory("short", root)
+    return descriptor
 
 
 def closed(fs, root):
@@ -146,6 +155,18 @@ def test_what_is_forgotten_is_gone_and_what_was_read_stays(name):
     assert digests(found) == digests(record(1))
 
 
+def test_a_run_that_was_forgotten_takes_no_more(name):
+    """Else a save would succeed where nobody can ever find it."""
+    with MemoryStore(f"{name}/deep") as store:
+        store.put(record(1))
+        assert forget(name)
+        with pytest.raises(StoreUnavailable):
+            store.put(record(2))
+        assert store.candidates() == []
+    with MemoryStore(f"{name}/deep") as store:
+        assert store.put(record(3)).seq == 1
+
+
 def test_only_memory_is_forgotten(tmp_path):
     with pytest.raises(StoreUnavailable, match="not a place in memory"):
         forget(tmp_path)
@@ -211,3 +232,12 @@ def test_bytes_go_on_elsewhere():
         assert second.put(record(2)).seq == 2
     assert digests(open_bytes(second.data).record()) == digests(record(2))
     assert digests(open_bytes(first.data).record()) == digests(record(1))
+
+
+@pytest.mark.parametrize("data", [None, "text", 5, [1, 2]])
+def test_what_is_no_bytes_is_told_so(data):
+    with pytest.raises(TypeError, match="made of bytes, not of"):
+        open_bytes(data)
+    if data is not None:
+        with pytest.raises(TypeError, match="made of bytes, not of"):
+            BytesStore(data)

@@ -24,7 +24,7 @@ from segue._store.place import Identity, Place, new_attempt
 from segue._store.reader import CheckpointInfo, StoredCheckpoint
 from segue._store.scan import Candidate
 from segue._store.url import absolute, filesystem_at
-from segue.errors import CheckpointNotFound, StoreError, StoreWarning, UnsafeCheckpoint
+from segue.errors import CheckpointNotFound, StoreError, StoreUnavailable, StoreWarning, UnsafeCheckpoint
 
 
 class FileStore:
@@ -137,7 +137,7 @@ class FileStore:
         """
         self._require_lock()
         contents = lay_out(record)
-        with self._opened_parent() as folder:
+        with self._opened_to_write() as folder:
             current = self._current(folder)
             run = current.run if current is not None else self._run_id
             seq = max(self._last_seq, current.seq if current is not None else 0) + 1
@@ -249,6 +249,15 @@ class FileStore:
 
     def _opened_parent(self) -> contextlib.AbstractContextManager[Folder]:
         return opened_folder(self._filesystem, self._parent, self._parent, None, follow=True)
+
+    @contextlib.contextmanager
+    def _opened_to_write(self) -> Iterator[Folder]:
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(self._opened_parent())
+            except CheckpointNotFound as error:
+                raise StoreUnavailable("the folder of this run is gone", where=self._parent) from error
+            yield folder
 
     def _place(self, folder: Folder) -> Place:
         return Place(self._filesystem, folder.descriptor, self._parent)

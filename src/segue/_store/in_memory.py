@@ -58,7 +58,7 @@ class BytesStore(FileStore):
         # A path of its own, since that is how two runs are told apart.
         path = f"{_ROOT}//{next(_numbers)}"
         if data is not None:
-            self._memory.place(path, bytes(data))
+            self._memory.place(path, _bytes_of(data))
         super().__init__(path, filesystem=self._memory, lock_timeout_seconds=0.0)
 
     @property
@@ -88,6 +88,13 @@ def open_bytes(data: bytes) -> StoredCheckpoint:
         StoreError: As `file_reader.open_file` does.
     """
     memory = MemoryFilesystem()
-    memory.place(_NAME, bytes(data))
+    memory.place(_NAME, _bytes_of(data))
     with opened_folder(memory, _ROOT, _ROOT, None) as folder:
         return open_file(folder, _NAME)
+
+
+def _bytes_of(data: bytes) -> bytes:
+    """Return bytes that nobody can change; of a number `bytes` would make as many zeros."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"a checkpoint is made of bytes, not of {type(data).__name__}")
+    return bytes(data)

@@ -29,6 +29,14 @@ class _File:
 class _Directory:
     entries: dict[str, _File | _Directory] = field(default_factory=dict)
     inode: int = field(default_factory=lambda: next(_numbers))
+    is_removed: bool = False
+    """Whether it has no name any more. As on a disk, nothing is made in it then: nobody would find it."""
+
+    def remove(self) -> None:
+        self.is_removed = True
+        for entry in list(self.entries.values()):
+            if isinstance(entry, _Directory):
+                entry.remove()
 
 
 class MemoryFilesystem:
@@ -53,6 +61,7 @@ class MemoryFilesystem:
         parent, last = self._parent(name, within)
         if not last:
             raise _error(errno.EEXIST, name)
+        _refuse_removed(parent, name)
         made = _Directory()
         if parent.entries.setdefault(last, made) is not made:
             raise _error(errno.EEXIST, name)
@@ -67,8 +76,9 @@ class MemoryFilesystem:
         return _status(self._lookup(name, within))
 
     def create_file(self, name: str, within: int) -> WritableFile:
-        made = _File()
-        if self._directory(within).entries.setdefault(name, made) is not made:
+        made, directory = _File(), self._directory(within)
+        _refuse_removed(directory, name)
+        if directory.entries.setdefault(name, made) is not made:
             raise _error(errno.EEXIST, name)
         return _MemoryOutput(made)
 
@@ -96,6 +106,7 @@ class MemoryFilesystem:
             raise _error(errno.ENOTDIR, name)
         if found.entries:
             raise _error(errno.ENOTEMPTY, name)
+        found.remove()
         del self._directory(within).entries[name]
 
     def open_file(self, name: str, within: int) -> int:
@@ -151,7 +162,10 @@ class MemoryFilesystem:
             parent, last = self._parent(path, None)
         except OSError:
             return False
-        return parent.entries.pop(last, None) is not None
+        found = parent.entries.pop(last, None)
+        if isinstance(found, _Directory):
+            found.remove()
+        return found is not None
 
     def _opened(self, found: _File | _Directory) -> int:
         descriptor = next(self._descriptors)
@@ -223,6 +237,11 @@ def _parts(path: str) -> list[str]:
 def _status(found: _File | _Directory) -> os.stat_result:
     kind, size = (stat.S_IFDIR, 0) if isinstance(found, _Directory) else (stat.S_IFREG, len(found.data))
     return os.stat_result((kind | 0o600, found.inode, 0, 1, 0, 0, size, 0, 0, 0))
+
+
+def _refuse_removed(directory: _Directory, name: str) -> None:
+    if directory.is_removed:
+        raise _error(errno.ENOENT, name)
 
 
 def _error(code: int, name: str | None = None) -> OSError:

@@ -19,13 +19,13 @@ def path_of(url: str | os.PathLike[str]) -> str:
     Absolute now, since programs change directory.
 
     Raises:
-        StoreUnavailable: If it names another kind of place.
+        StoreUnavailable: If it names another kind of place, or what no file can be called.
     """
     text = os.fspath(url)
     if not isinstance(text, str) or not text:
         raise StoreUnavailable("a checkpoint's place is a path or a URL", code="store.url", found=text)
     if "://" not in text:
-        return os.path.abspath(os.path.expanduser(text))
+        return absolute(os.path.expanduser(text))
     parts = urlsplit(text)
     if parts.scheme == _MEMORY:
         return _memory_path(text)
@@ -34,7 +34,11 @@ def path_of(url: str | os.PathLike[str]) -> str:
             "a checkpoint's place is a local path, or in memory", code="store.url", where=text,
             found=parts.scheme, expected="file:// or memory://",
         )  # fmt: skip
-    return unquote(parts.path)
+    if parts.query or parts.fragment or not parts.path:
+        raise StoreUnavailable(
+            "a URL of a file ends with its path", code="store.url", where=text, expected="%3F and %23 for ? and # in a name"
+        )  # fmt: skip
+    return absolute(unquote(parts.path))
 
 
 def _memory_path(text: str) -> str:
@@ -66,9 +70,21 @@ def is_memory(path: str) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute; a URL is so already."""
+    """Make a path absolute; a URL is so already.
+
+    Raises:
+        StoreUnavailable: If no file can have such a name.
+    """
     text = os.fspath(path)
-    return text if "://" in text else os.path.abspath(text)
+    if "://" in text:
+        return text
+    try:
+        nameable = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        nameable = False
+    if not nameable:
+        raise StoreUnavailable("no file can have such a name", code="store.url", where=text)
+    return os.path.abspath(text)
 
 
 def filesystem_at(path: str) -> Filesystem:
