@@ -213,8 +213,9 @@ def test_a_checkpointer_refuses_a_lossy_newest_and_takes_it_when_told(tmp_path):
 
 def test_an_unknown_precision_is_refused_before_anything_is_written(tmp_path):
     training = trained()
-    with pytest.raises(InvalidRecord, match="no such precision"):
-        segue.save(training.capture(), tmp_path / "c", precision="quarter")
+    for unknown in ("quarter", "", torch.int8, None, ["half"]):
+        with pytest.raises(InvalidRecord, match="no such precision"):
+            segue.save(training.capture(), tmp_path / "c", precision=unknown)
     with pytest.raises(InvalidRecord, match="no such precision"):
         segue.Checkpointer(training, tmp_path / "run", precision=torch.int8)
     assert list(tmp_path.iterdir()) == []

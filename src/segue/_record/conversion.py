@@ -43,8 +43,8 @@ def precision_name(precision: Precision) -> str:
     Raises:
         InvalidRecord: If there is no such precision.
     """
-    if precision in _SETTINGS or precision == "native":
-        return str(precision)
+    if isinstance(precision, str) and precision in ("native", *_SETTINGS):
+        return precision
     if not isinstance(precision, torch.dtype) or precision not in FLOATS:
         raise InvalidRecord(
             "no such precision", code="record.precision", expected=f"native, {', '.join(_SETTINGS)}, or a float dtype",
