@@ -44,6 +44,7 @@ def test_all_are_ordinary_exceptions_and_warnings_are_warnings():
     assert SegueError.__bases__ == (Exception,)
     named = {cls.__name__ for cls in errors.SegueWarning.__subclasses__()}
     assert named == {
+        "BaseWarning",
         "CounterWarning",
         "EnvironmentWarning",
         "ScheduleWarning",

@@ -354,6 +354,10 @@ class ScheduleWarning(SegueWarning):
     """A scheduler was due when the training was captured."""
 
 
+class BaseWarning(SegueWarning):
+    """Frozen parameters are stored with every checkpoint, since they are not, or no longer, the base that was named."""
+
+
 class CounterWarning(SegueWarning):
     """A step counter is of a dtype that can't count on from where it stands."""
 

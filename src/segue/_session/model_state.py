@@ -6,6 +6,7 @@ plans the writes, with the same promises as everything else.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -32,7 +33,15 @@ from segue._record.contract import TrainableContract
 from segue._record.sections import ComponentRecord, ModuleRecord
 from segue._record.training import TrainingRecord
 from segue._record.tree import thaw
-from segue.errors import ABSENT, BaseMismatch, ComponentMismatch, ContractMismatch, Finding, UnsupportedState
+from segue.errors import (
+    ABSENT,
+    BaseMismatch,
+    BaseWarning,
+    ComponentMismatch,
+    ContractMismatch,
+    Finding,
+    UnsupportedState,
+)
 
 NameFilter = str | Collection[str] | Callable[[str], bool]
 """Names: patterns as of a shell (`*.bias`), one or several, or a function that tells."""
@@ -61,7 +70,8 @@ class TrainableOnly:
         keep: Names of tensors that are kept in any case.
 
     Raises:
-        UnsupportedState: If `base` is neither, or an empty string, or a filter is none.
+        UnsupportedState: If `base` is neither, or an empty string, or a filter is none. By `Training`: if a pattern fits no
+            tensor of the model.
 
     Guarantees:
         The base is never copied, moved, written to or held. A record is refused (`BaseMismatch`) where a tensor that it
@@ -97,6 +107,19 @@ def _refuse_no_filter(name: str, value: Any) -> None:
             "a filter is patterns of names, or a function", code="model_state.filter", where=f"TrainableOnly({name}=...)",
             found=value,
         )  # fmt: skip
+
+
+def _refuse_idle_filters(setting: TrainableOnly, tensors: Mapping[str, NamedTensor]) -> None:
+    """Refuse a pattern that fits no name: it was meant to, and what it says would silently be otherwise."""
+    for option in ("trainable", "omit", "keep"):
+        names: NameFilter | None = getattr(setting, option)
+        each = [names] if names is None or isinstance(names, str) or callable(names) else list(names)
+        for one in each:
+            if one is not None and not any(matches(one, item, False) for item in tensors.values()):
+                raise UnsupportedState(
+                    "no tensor of the model has such a name", code="model_state.filter", where=f"TrainableOnly({option}=...)",
+                    found=one, hint=f'a pattern is of whole names, such as "vision_tower.*"; these are {_some(sorted(tensors))}',
+                )  # fmt: skip
 
 
 def matches(names: NameFilter | None, item: NamedTensor, default: bool) -> bool:
@@ -221,9 +244,15 @@ class PartialModel:
         self._setting = setting
         # With a base of the caller's naming nobody has read it: what it was when it was bound is what it is.
         self._marks: dict[str, Mark | None] = {}
-        candidates = list(self._candidates(named_tensors(model, "model")))
+        tensors = named_tensors(model, "model")
+        _refuse_idle_filters(setting, tensors)
+        candidates = list(self._candidates(tensors))
+        self._bound = {name for name, *_ in candidates}
+        self._told: set[str] = set()
         if isinstance(setting.base, BaseIdentity):
             self._refuse_rewritten(setting.base, candidates)
+            unknown = [item for _, item, place in candidates if place.name not in setting.base.tensors]
+            self._tell_kept(unknown, "are not in the identity of the base", stacklevel=5)
         else:
             self._marks = {
                 name: mark_of(item.tensor) for name, item, _ in candidates if item.tensor is not None
@@ -255,9 +284,26 @@ class PartialModel:
             raise BaseMismatch(
                 "the base was rewritten since its identity was taken", code="model.base", where=_some(rewritten),
                 expected=f"base {base.digest[:12]}", found="other bytes",
-                hint="some adapters rewrite their base as they are made (PiSSA, OLoRA, CorDA): take "
-                "`base_identity(model)` after that",
+                hint="take `base_identity(model)` last: after the base is loaded and cast, and after the adapter is made, since "
+                "some rewrite the base then (PiSSA, OLoRA, CorDA)",
             )  # fmt: skip
+
+    def _tell_kept(self, items: Collection[NamedTensor], why: str, stacklevel: int) -> None:
+        """Warn, once of each, of frozen parameters that are stored after all: that may be gigabytes in each checkpoint."""
+        sizes = {
+            item.name: item.tensor.nbytes
+            for item in items
+            if item.tensor is not None and item.kind == "parameter" and item.name not in self._told
+        }
+        self._told |= sizes.keys()
+        if sizes:
+            warnings.warn(
+                f"frozen parameters {why}, so {sum(sizes.values()):,} bytes more are stored with each checkpoint: "
+                f"{_some(list(sizes))}. The identity is taken last, when all is loaded, cast and frozen; an adapter that is "
+                "merged and unmerged rounds the base, so merge a copy.",
+                BaseWarning,
+                stacklevel=stacklevel,
+            )
 
     def _is_unchanged(self, name: str, item: NamedTensor, place: BasePlace) -> bool:
         assert item.tensor is not None, "candidates are tensors"
@@ -285,6 +331,8 @@ class PartialModel:
             for name, item, place in candidates
             if self._is_unchanged(name, item, place)
         }
+        changed = [item for name, item, _ in candidates if name in self._bound and name not in omitted]
+        self._tell_kept(changed, "are no longer the base's", stacklevel=6)
         for name in _beside_kept(omitted, tensors, contract):
             del omitted[name]
         source, identity = ("digest", base.digest) if isinstance(base, BaseIdentity) else ("declared", base)
