@@ -1,7 +1,7 @@
 """What a caller made, in a record: kept as it is, stored as trees, refused by path where it can't be stored."""
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 
 import numpy as np
 import pytest
@@ -79,6 +79,8 @@ def test_what_contains_itself_is_refused_too(tmp_path):
     groups.append(groups)
     with pytest.raises(UnsupportedState, match="contains itself"):
         segue.save(captured(groups=groups), tmp_path / "one")
+    with pytest.raises(UnsupportedState, match="contains itself"):
+        captured(groups=groups).converted("half")
 
 
 def test_an_array_for_a_model_state_compares_in_its_own_way_and_is_stored(tmp_path):
@@ -129,6 +131,15 @@ def test_a_precision_goes_through_the_converter_of_rank_local_state_exactly_once
     assert bits(groups["a"][0].inner) == bits(torch.full((2,), 0.1).bfloat16())
     assert bits(groups["b"].inner) == bits(native.inner)
     assert record.groups["a"][0] is converted
+
+
+def test_every_container_is_searched_for_rank_local_state():
+    calls = []
+    local = RankLocal(1, lambda inner, precision: calls.append(inner))
+    tree = {"list": [local], 1: (local,), "more": OrderedDict(a=deque([local], 3)), "same": local}
+    stored = captured(model_state=tree, groups=local).converted("full")
+    assert len(calls) == 5
+    assert stored.model_state["more"]["a"].maxlen == 3
 
 
 def test_native_precision_calls_no_converter_and_changes_nothing():

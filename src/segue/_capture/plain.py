@@ -45,7 +45,7 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
     if kind in SCALARS:
         return value
-    _refuse_depth(value, where, depth)
+    refuse_depth(value, where, depth)
     if isinstance(value, torch.Tensor):
         return _freeze_tensor(value, where)
     if isinstance(value, QuantizedTensor):
@@ -75,7 +75,8 @@ def _freeze(value: Any, where: str, depth: int) -> Any:
     )
 
 
-def _refuse_depth(value: Any, where: str, depth: int) -> None:
+def refuse_depth(value: Any, where: str, depth: int) -> None:
+    """Raise `UnsupportedState` for a value that is deeper in a tree than can be stored."""
     if depth > MAX_DEPTH - 8:  # the section's own levels come on top
         raise UnsupportedState(
             "state is nested too deeply, or contains itself", where=where[:200], found=type_name(value)
@@ -93,13 +94,14 @@ def _freeze_tensor(tensor: torch.Tensor, where: str) -> Any:
 
 def _freeze_mapping(value: dict[Any, Any], where: str, depth: int) -> Any:
     items = [
-        (_freeze_key(key, f"{where} key", depth + 1), _freeze(item, _entry(where, key), depth + 1))
+        (_freeze_key(key, f"{where} key", depth + 1), _freeze(item, entry(where, key), depth + 1))
         for key, item in value.items()
     ]
     return Counter(dict(items)) if type(value) is Counter else type(value)(items)
 
 
-def _entry(where: str, key: Any) -> str:
+def entry(where: str, key: Any) -> str:
+    """Return the path of an entry of a dictionary, for messages."""
     try:
         return f"{where}[{key!r}]"
     except ValueError:  # CPython refuses to write out an integer of more than 4300 digits
@@ -108,7 +110,7 @@ def _entry(where: str, key: Any) -> str:
 
 def _freeze_key(key: Any, where: str, depth: int) -> Any:
     if type(key) in (tuple, frozenset):
-        _refuse_depth(key, where, depth)
+        refuse_depth(key, where, depth)
     if type(key) is tuple:
         return tuple(_freeze_key(item, where, depth + 1) for item in key)
     if type(key) is frozenset:

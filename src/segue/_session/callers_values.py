@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any
 
-from segue._capture.plain import freeze
+from segue._capture.plain import entry, freeze, refuse_depth
 from segue._record.conversion import Precision, precision_name
 from segue._record.rank_local import RankLocal
 from segue._record.training import TrainingRecord
@@ -24,18 +24,24 @@ def as_tree(value: Any, section: str, precision: Precision) -> Any:
         UnsupportedState: For anything else, naming path and type.
     """
     if precision_name(precision) != "native":
-        value = _converted(value, precision)
+        value = _converted(value, precision, section)
     return freeze(value, section)
 
 
-def _converted(value: Any, precision: Precision) -> Any:
+def _converted(value: Any, precision: Precision, where: str, depth: int = 0) -> Any:
+    refuse_depth(value, where, depth)
     kind = type(value)
     if kind is RankLocal:
         return value.converted(precision)
     if kind in (list, tuple):
-        return kind(_converted(item, precision) for item in value)
+        return kind(_converted(item, precision, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
+    if kind is deque:
+        items = (_converted(item, precision, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
+        return deque(items, value.maxlen)
     if kind in (dict, OrderedDict):
-        return kind((key, _converted(item, precision)) for key, item in value.items())
+        return kind(
+            (key, _converted(item, precision, entry(where, key), depth + 1)) for key, item in value.items()
+        )
     return value
 
 
