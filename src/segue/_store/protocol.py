@@ -15,7 +15,7 @@ class OpenCheckpoint(Protocol):
 
     @property
     def info(self) -> CheckpointInfo:
-        """What a listing shows of it."""
+        """What a listing shows of it: what `put` returned."""
         ...
 
     def record(self) -> TrainingRecord:
@@ -35,7 +35,11 @@ class OpenCheckpoint(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it; may be called again. Tensors not read by then raise `StoreUnavailable`."""
+        """Let go of it; may be called again.
+
+        Until then its record stays readable, also when the checkpoint is removed or replaced. From then on, reading a
+        tensor of it raises a `StoreError`: memory and files are free, and a record is never half of one thing.
+        """
         ...
 
     def __enter__(self) -> OpenCheckpoint: ...
@@ -49,7 +53,14 @@ class OpenCheckpoint(Protocol):
 class Store(Protocol):
     """Where the checkpoints of one run are kept. One writer at a time; any number of readers, without the lock.
 
-    Every error is a `StoreError`. `segue.testing.StoreConformance` checks an implementation.
+    Every error is a `StoreError` with the place in `where`, but for `InvalidRecord` from `put`. Its class says what is done
+    next: for `CheckpointNotFound`, `IncompleteCheckpoint`, `CorruptCheckpoint`, `UnsafeCheckpoint` and `UnsupportedFormat`
+    `resume` goes back to an older checkpoint; all others end it. So a place that can't be reached is none of these.
+
+    With `background=True`, `put` and `remove` are called in another thread than `acquire`, and a program may look at the
+    run meanwhile (`candidates`, `open`, `summary`).
+
+    `segue.testing.StoreConformance` checks an implementation; docs/explanation/stores.md has a whole one.
 
     Attributes:
         path: Where that is, for people. In one process, stores of one run have one path, and of two runs have two.
@@ -63,7 +74,10 @@ class Store(Protocol):
     def keeps_history(self) -> bool: ...
 
     def acquire(self) -> None:
-        """Become the writer; does nothing for the one that is.
+        """Become the writer; does nothing for the one that is. Makes the place if it isn't there.
+
+        A process that dies is writer no longer. A forked child of the writer is none, and neither keeps the run locked
+        when its parent dies (it may be a data worker).
 
         Raises:
             RunLocked: If another writer keeps the run for longer than this store waits.
@@ -72,14 +86,18 @@ class Store(Protocol):
         ...
 
     def release(self) -> None:
-        """Stop being the writer; may be called again, and never fails."""
+        """Stop being the writer; may be called again, and never fails. Does nothing for who is none, as a forked child."""
         ...
 
     def put(self, record: TrainingRecord) -> CheckpointInfo:
         """Store a record as the newest checkpoint, with a number that is larger than all before.
 
         When this returns, the checkpoint is as durable as the place can make it. When it raises, the newest checkpoint
-        is the one from before, or this one, whole. The record is not changed, and may be changed afterwards.
+        is the one from before, or this one, whole: whatever it raises, and the record may raise anything while it is read.
+        The record is not changed, and may be changed afterwards. It may be one that was read from this run.
+
+        Returns:
+            What a listing shows of it; `attempt` is an id that no other put has.
 
         Raises:
             StoreError: With code `store.not_acquired`, if this store is not the writer.
@@ -92,13 +110,17 @@ class Store(Protocol):
     def candidates(self) -> list[Candidate]:
         """List what could be checkpoints, newest first, without the lock; damaged ones are listed as well.
 
+        Makes nothing where there is nothing: a run that was never written has none.
+
         Raises:
             StoreUnavailable: If that can't be told now. An empty list means that there surely is none.
         """
         ...
 
     def open(self, candidate: Candidate) -> OpenCheckpoint:
-        """Open one for reading, without the lock: that one or none.
+        """Open one for reading, without the lock: that one or none, never what has replaced it.
+
+        Damage in the data may be left to `verify`.
 
         Raises:
             CheckpointNotFound: If it is gone.
@@ -119,7 +141,9 @@ class Store(Protocol):
         ...
 
     def remove(self, candidate: Candidate) -> None:
-        """Take one away; what is gone already is no error. A failure is a `StoreWarning`, since it does no harm.
+        """Take one away; what is gone already, or was replaced, is no error.
+
+        A failure is a `StoreWarning`: what stays does no harm, and the newer checkpoint that was put before is durable.
 
         Raises:
             StoreError: With code `store.not_acquired`, if this store is not the writer.
