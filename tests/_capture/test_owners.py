@@ -181,6 +181,44 @@ def test_an_object_that_holds_several_optimizers_owns_what_they_own():
     assert error.found == "optimizer.more group 0 and optimizer.both"
 
 
+class Around:
+    """Around an optimizer, or around another object that is; it keeps it in a slot, called as the test likes."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base):
+        self.base = base
+
+    def step(self):
+        self.base.step()
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_an_optimizer_is_found_in_slots_and_under_several_objects_whatever_they_are_called():
+    optimizer = torch.optim.Adam(nn.Linear(2, 2).parameters())
+    assert inner_optimizers(Around(Around(optimizer))) == {"base.base": optimizer}
+
+
+def test_state_that_the_outermost_of_several_objects_leaves_out_is_refused():
+    model = nn.Linear(2, 2)
+    optimizer = Around(Around(torch.optim.Adam(model.parameters())))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(UnsupportedState, match="leaves out") as caught:
+        Training(model, optimizer).capture()
+    assert caught.value.code == "capture.lost_state"
+
+
+def test_an_optimizer_that_a_held_schedule_drives_is_not_its_holders():
+    holder = Around(torch.optim.lr_scheduler.StepLR(torch.optim.SGD(nn.Linear(2, 2).parameters()), 1))
+    assert inner_optimizers(holder) == {}
+
+
 def test_what_an_optimizer_steps_but_no_registered_module_holds_is_refused():
     model = two_layers()
     stray = nn.Parameter(torch.zeros(7))

@@ -23,10 +23,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from segue._capture.memory import byte_range, storage_of
+from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import is_plain, plain_parts, type_name
-from segue.errors import UnsupportedState
+from segue.errors import UnsupportedState, some
 
-_MAX_NAMED = 5
 _HALF = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
 
@@ -36,7 +36,8 @@ Groups = list[list[torch.Tensor]]
 def inner_optimizers(value: object, path: str = "") -> dict[str, Optimizer]:
     """Return the torch optimizers that an object holds, by where: in its attributes, or in lists or dictionaries there.
 
-    Of attributes that hold neither, those that are called like an optimizer are searched in turn.
+    Of attributes that hold neither, those are searched in turn that are called like an optimizer, or can `step` as one
+    can: an object around an object around an optimizer.
     """
     found: dict[str, Optimizer] = {}
     _search(value, path, found, {id(value)})
@@ -44,7 +45,7 @@ def inner_optimizers(value: object, path: str = "") -> dict[str, Optimizer]:
 
 
 def _search(value: object, path: str, found: dict[str, Optimizer], seen: set[int]) -> None:
-    for name, item in getattr(value, "__dict__", {}).items():
+    for name, item in _attributes(value):
         for part, held in _held(item):
             if id(held) in seen:
                 continue
@@ -52,9 +53,24 @@ def _search(value: object, path: str, found: dict[str, Optimizer], seen: set[int
             if isinstance(held, Optimizer):
                 seen.add(id(held))
                 found[place] = held
-            elif "optim" in name and not isinstance(held, torch.Tensor | nn.Module | type):
+            elif _may_hold(name, held):
                 seen.add(id(held))
                 _search(held, place, found, seen)
+
+
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _may_hold(name: str, held: object) -> bool:
+    if isinstance(held, torch.Tensor | nn.Module | type) or is_scheduler(held):
+        return False
+    return "optim" in name or (callable(getattr(held, "step", None)) and hasattr(held, "state_dict"))
 
 
 def _held(item: object) -> Iterator[tuple[str, object]]:
@@ -152,10 +168,9 @@ def _refuse_unowned(owned: _Owned, parameters: Mapping[str, nn.Parameter], model
         if key in candidates and not _takes(masters, parameter)
     ]
     if unowned:
-        others = f" and {len(unowned) - _MAX_NAMED} more" if len(unowned) > _MAX_NAMED else ""
         raise UnsupportedState(
             "parameters are trainable, and no optimizer owns them", code="capture.unowned_parameter", where="model",
-            found=", ".join(unowned[:_MAX_NAMED]) + others,
+            found=some(unowned),
             hint="freeze them with `requires_grad_(False)`, or hand in the optimizer that steps them: "
             "`Training(model, {name: optimizer, ...})`",
         )  # fmt: skip
