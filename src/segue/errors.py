@@ -47,6 +47,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
+def some(names: Sequence[str]) -> str:
+    """Show the first five of many names, and how many there are more."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that differs, or is wrong, with the entry of `accept=` that would admit it."""

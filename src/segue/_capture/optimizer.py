@@ -52,7 +52,7 @@ from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor
 from segue._record.tree import thaw
-from segue.errors import Finding, UnsupportedState
+from segue.errors import Finding, UnsupportedState, some
 
 # Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
 # devices; `step`, which schedulers wrap, and the mark that they leave.
@@ -311,7 +311,7 @@ def _groups_hint(
     longer, shorter = (recorded, live) if len(recorded) > len(live) else (live, recorded)
     known = [set(members) for members in shorter]
     odd = [
-        f"group {index} ({_some(members)})"
+        f"group {index} ({some(members)})"
         for index, members in enumerate(longer)
         if set(members) not in known
     ]
@@ -323,10 +323,6 @@ def _groups_hint(
         f"{' and '.join(odd)} must be there before the restore: build the groups that "
         f'`checkpointer.newest().{section}["{name}"].groups` names, then resume'
     )
-
-
-def _some(members: Sequence[str]) -> str:
-    return ", ".join(members[:5]) + (f" and {len(members) - 5} more" if len(members) > 5 else "")
 
 
 def _order_findings(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from segue._record.parts import PartsSpec, class_of
 from segue._record.structure import added
-from segue.errors import ContractMismatch, Finding, InvalidRecord
+from segue.errors import ContractMismatch, Finding, InvalidRecord, some
 
 _MAX_ELEMENTS = 2**58
 """Sizes of 0 aside. Of the largest elements, 16 bytes, that is as much as a checkpoint may say it has."""
@@ -214,7 +214,7 @@ def without_common_end(left: str, right: str) -> tuple[str, str]:
 def moved(before: Sequence[str], after: Sequence[str]) -> str:
     """Name what stands at another position, at most five of them."""
     names = [name for name, other in zip(after, before, strict=False) if name != other]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return some(names)
 
 
 def _may_have_become(bound: TensorSpec | None, live: TensorSpec | None, recorded: TensorSpec | None) -> bool:

@@ -19,7 +19,7 @@ from segue._capture.rng import RngStreams
 from segue._capture.scheduler import is_scheduler
 from segue._capture.sharing import shared_between
 from segue._capture.staging import plain_parts, type_name
-from segue._session.model_state import BoundModelState
+from segue._session.bound_model import BoundModelState
 from segue.errors import TiedParameterConflict, UnsupportedState
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from segue._record.base import BaseIdentity
 from segue._record.composite import blobs
 from segue._record.sections import ModuleRecord
 from segue._session.live import refuse_no_model
-from segue._session.model_state import base_findings
+from segue._session.model_checks import base_findings
 from segue._session.own_dtypes import in_own_dtypes
 from segue._session.plan import refuse_all
 from segue.errors import InvalidRecord

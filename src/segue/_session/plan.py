@@ -6,7 +6,7 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,9 @@ from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.sections import OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.tensors import DTYPES
 from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
+from segue._session.callers_model import callers_record
 from segue._session.callers_values import is_callers_form
 from segue._session.live import LiveTraining, parameter_names
-from segue._session.model_state import callers_record
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
@@ -45,6 +45,7 @@ from segue.errors import (
     SchedulerMismatch,
     TopologyMismatch,
     UnsupportedFormat,
+    some,
 )
 
 
@@ -88,14 +89,10 @@ def _check_precision(record: TrainingRecord, live: LiveTraining) -> Iterator[Fin
     if lossy:
         yield Finding(
             LossyRecord, "record.lossy", "it was stored in a precision that lost bits of it",
-            f"{len(lossy)} tensors: {_some(lossy)}", "exact", f"precision {record.precision!r}",
+            f"{len(lossy)} tensors: {some(lossy)}", "exact", f"precision {record.precision!r}",
             "go on from a record that was stored as it was (`native`)", admissible=True,
             when_accepted="restores what is left of them",
         )  # fmt: skip
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
@@ -351,7 +348,7 @@ class RestorePlan:
             raise RestoreInterrupted(
                 "an object put other tensors into the model while it was restored, which no optimizer knows; let it write "
                 "into those that are there (`copy_`), and rebuild this training",
-                code="restore.replaced", where=_some(replaced),
+                code="restore.replaced", where=some(replaced),
             )  # fmt: skip
 
     def _check_contract_again(self) -> None:

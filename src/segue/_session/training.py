@@ -30,8 +30,9 @@ from segue._capture.staging import type_name
 from segue._record.counters import stuck_counters
 from segue._record.rename import is_known, renamed
 from segue._record.sections import OptimizerRecord, SchedulerRecord
+from segue._session.bound_model import bound
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_no_model, refuse_wrong_kinds
-from segue._session.model_state import FullModel, ModelState, bound
+from segue._session.model_state import FullModel, ModelState
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
 from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
 from segue._session.record import TrainingRecord
