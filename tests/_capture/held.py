@@ -19,6 +19,10 @@ class Held:
     def release(self):
         self._released.set()
 
+    def release_soon(self):
+        """Release while the caller waits: without this, a `step` would wait for ever."""
+        threading.Timer(0.01, self.release).start()
+
 
 class _HeldTransfer(HostTransfer):
     def __init__(self, tensor, released):

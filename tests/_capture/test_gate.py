@@ -16,11 +16,10 @@ def closed(optimizer, parameter):
     copies = DeferredCopies([parameter], held)
     with deferring(copies):
         captured = capture_tensor(parameter, "model weight")
-    # Runs before the gate's hook: without it, the gate would wait for ever.
-    optimizer.register_step_pre_hook(lambda *_: held.release())
     gate = StepGate()
     gate.close([optimizer], copies)
     copies.start(lambda _: None)
+    held.release_soon()
     return gate, copies, captured
 
 
@@ -37,6 +36,22 @@ def test_a_step_waits_for_the_copies_and_decides_about_them(options):
     assert torch.equal(captured.to_host(), before)
     optimizer.step()
     gate.wait()
+
+
+def test_hooks_of_the_program_that_write_wait_too():
+    parameter = nn.Parameter(torch.ones(512, 512))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def decay(*_):
+        with torch.no_grad():
+            parameter.mul_(0.5)
+
+    optimizer.register_step_pre_hook(decay)
+    _gate, copies, captured = closed(optimizer, parameter)
+    optimizer.step()
+    copies.seal()
+    assert torch.equal(captured.to_host(), torch.ones(512, 512))
+    assert torch.equal(parameter.detach(), torch.full((512, 512), 0.5))
 
 
 def test_a_step_raises_nothing_of_a_capture_that_went_wrong():

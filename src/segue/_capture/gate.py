@@ -34,7 +34,9 @@ class StepGate:
         for optimizer in optimizers:
             if optimizer not in self._hooked:
                 # The hook outlives this object in the optimizer; it must not keep it alive.
-                optimizer.register_step_pre_hook(_hook(weakref.ref(self)))
+                handle = optimizer.register_step_pre_hook(_hook(weakref.ref(self)))
+                # Before the program's own hooks: they belong to `step`, and may write.
+                optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
                 self._hooked.add(optimizer)
 
     def wait(self) -> None:
