@@ -135,5 +135,5 @@ def test_all_entries_that_would_admit_are_collected_in_one_line_to_paste():
     text = str(MismatchError.of(findings))
     assert (
         text.splitlines()[-1]
-        == 'to accept: resume(accept=["a", "b"]); 1 of the 4 differences can\'t be accepted'
+        == '1 of the 4 differences can\'t be accepted; the rest: resume(accept=["a", "b"])'
     )

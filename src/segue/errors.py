@@ -197,8 +197,11 @@ class MismatchError(SegueError):
         if not codes:
             return super()._further()
         entries = ", ".join(f'"{code}"' for code in codes)
-        rest = f"; {others} of the {len(self.findings)} differences can't be accepted" if others else ""
-        return f"{super()._further()}\nto accept: resume(accept=[{entries}]){rest}"
+        to_accept = f"resume(accept=[{entries}])"
+        if others:
+            # Not an entry to paste: it would not be enough.
+            return f"{super()._further()}\n{others} of the {len(self.findings)} differences can't be accepted; the rest: {to_accept}"
+        return f"{super()._further()}\nto accept: {to_accept}"
 
     @staticmethod
     def of(findings: Sequence[Finding]) -> MismatchError:

@@ -192,3 +192,20 @@ def test_a_shape_that_no_tensor_has_is_refused(shape):
     with pytest.raises(InvalidRecord, match="no tensor has this shape"):
         dataclasses.replace(SPEC, shape=shape)
     dataclasses.replace(SPEC, shape=(0, 2**57))
+
+
+def test_a_rename_hint_names_the_twin_that_is_called_most_alike():
+    def contract(adapter):
+        names = [f"layers.{layer}.q.lora_A.{adapter}.weight" for layer in range(3)]
+        spec = TensorSpec("parameter", "float32", (2, 2), (2, 1), "cpu", True, None)
+        return TrainableContract(dict.fromkeys(names, spec), (), tuple(names))
+
+    hints = [
+        item.hint
+        for item in contract("default").differences(contract("mine"), "model")
+        if item.code.startswith("model.missing")
+    ]
+    assert hints == [
+        f'was it renamed? then resume(rename={{"layers.{layer}.q.lora_A.default": "layers.{layer}.q.lora_A.mine"}}) tells so'
+        for layer in range(3)
+    ]

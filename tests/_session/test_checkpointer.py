@@ -396,3 +396,21 @@ def test_swapped_arguments_and_intervals_of_another_type_are_named(tmp_path):
         segue.Checkpointer(str(tmp_path), training)
     with pytest.raises(TypeError, match="every_microbatches must be a number"):
         segue.Checkpointer(training, tmp_path / "run", every_microbatches="3")
+
+
+def test_a_checkpoint_is_no_run_to_begin_in(tmp_path):
+    *_, training = make()
+    with segue.Checkpointer(training, tmp_path / "run") as checkpointer:
+        checkpointer.save({"at": 1})
+    inside = tmp_path / "run" / "ckpt-000000001"
+    before = sorted(path.name for path in inside.iterdir())
+    for act in (lambda c: c.resume(default={}), lambda c: c.save({})):
+        with (
+            segue.Checkpointer(make()[2], inside) as checkpointer,
+            pytest.raises(StoreError, match="one checkpoint and not a run") as caught,
+        ):
+            act(checkpointer)
+        assert caught.value.code == "store.not_a_run"
+        assert str(tmp_path / "run") in caught.value.hint
+    assert sorted(path.name for path in inside.iterdir()) == before
+    segue.verify(inside)

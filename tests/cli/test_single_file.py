@@ -1,5 +1,7 @@
 """A checkpoint in one file is taken wherever a folder is."""
 
+import json
+
 import pytest
 
 import segue
@@ -35,10 +37,14 @@ def test_it_is_compared_with_a_folder(segue_command, file, run_path):
     assert segue_command("diff", run_path / "ckpt-000000003", file).code == 1
 
 
-def test_a_list_wants_a_run(segue_command, file):
-    outcome = segue_command("list", file)
-    assert outcome.code == 5
-    assert "segue inspect" in outcome.err
+def test_list_shows_the_one_checkpoint_of_a_file(segue_command, file):
+    outcome = segue_command("list", file, "--json")
+    assert outcome.code == 0
+    [entry] = json.loads(outcome.out)["checkpoints"]
+    assert (entry["path"], entry["error"]) == (str(file), None)
+    file.write_bytes(file.read_bytes()[:-5])
+    [damaged] = json.loads(segue_command("list", file, "--json").out)["checkpoints"]
+    assert damaged["error"]["code"].startswith("store.")
 
 
 def test_the_memory_of_another_process_is_out_of_reach(segue_command):

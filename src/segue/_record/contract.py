@@ -170,7 +170,7 @@ class TrainableContract:
         ]
         if not twins:
             return None
-        twin = max(twins, key=lambda other: name.rsplit(".", 1)[-1] == other.rsplit(".", 1)[-1])
+        twin = max(twins, key=lambda other: _likeness(name, other))
         old, new = without_common_end(name, twin)
         entry = {old: new} if old and new else {name: twin}
         [(old, new)] = entry.items()
@@ -200,6 +200,17 @@ class TrainableContract:
                 f"{scope} {names}", _sharing_summary(left), _sharing_summary(right),
                 "build the model with the same ties and views as when it was captured",
             )  # fmt: skip
+
+
+def _likeness(left: str, right: str) -> int:
+    """Count the components that two dotted names share at their beginnings and ends: layers are told by number."""
+    lefts, rights = left.split("."), right.split(".")
+    return _common(lefts, rights) + _common(lefts[::-1], rights[::-1])
+
+
+def _common(left: Sequence[str], right: Sequence[str]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(left), len(right)))
 
 
 def without_common_end(left: str, right: str) -> tuple[str, str]:

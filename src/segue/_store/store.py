@@ -23,7 +23,13 @@ from segue._store.removal import remove_checkpoint, sweep
 from segue._store.run_file import create_run, read_run
 from segue._store.scan import Candidate, scan
 from segue._store.url import absolute, filesystem_at
-from segue.errors import CheckpointExists, CheckpointNotFound, IncompleteCheckpoint, UnsafeCheckpoint
+from segue.errors import (
+    CheckpointExists,
+    CheckpointNotFound,
+    IncompleteCheckpoint,
+    StoreError,
+    UnsafeCheckpoint,
+)
 
 _NAME_TRIES = 8
 _WITHOUT_LOCK = "Nothing stored will be removed."
@@ -67,6 +73,7 @@ class DirectoryStore:
             StoreUnavailable: If the folder can't be made, opened or written.
             IncompleteCheckpoint: If there are checkpoints but `run.json` is gone.
             CorruptCheckpoint: If `run.json` is damaged.
+            StoreError: If the folder is itself a checkpoint.
         """
         if self._lock is not None and self._lock.held:
             return
@@ -77,6 +84,7 @@ class DirectoryStore:
             try:
                 lock.take(self._lock_timeout_seconds)
                 place = Place(self._filesystem, descriptor, self.path)
+                self._refuse_checkpoint(place)
                 if lock.exclusive:
                     sweep(place)
                 self._run_id = self._read_or_create_run(place)
@@ -84,6 +92,16 @@ class DirectoryStore:
                 lock.give_back()
                 raise
         self._lock = lock
+
+    def _refuse_checkpoint(self, place: Place) -> None:
+        """Refuse to begin a run inside of a checkpoint, which nobody could read any more then."""
+        names = self._folder(place.root).names()
+        if layout.COMMIT_FILE in names and layout.RUN_FILE not in names:
+            run = os.path.dirname(self.path)
+            raise StoreError(
+                "this is one checkpoint and not a run", code="store.not_a_run", where=self.path,
+                hint=f"name the run, perhaps {run}; `segue.load` opens a checkpoint by its own path",
+            )  # fmt: skip
 
     def _read_or_create_run(self, place: Place) -> str:
         folder = self._folder(place.root)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 import segue
 from segue._store import layout
+from segue._store.file_store import FileStore
 from segue._store.reader import CheckpointInfo
 from segue._store.store import DirectoryStore
 from segue._store.url import local_path
@@ -33,9 +34,10 @@ def list_run(url: str) -> Report:
         StoreUnavailable: If it can't be listed.
     """
     path = local_path(url)
-    _refuse_file(path)
-    store = DirectoryStore(path)
+    store = FileStore(path) if os.path.isfile(path) else DirectoryStore(path)
     found = [_entry(candidate.path, partial(store.summary, candidate)) for candidate in store.candidates()]
+    if os.path.isfile(path):
+        return {"path": path, "checkpoints": found, "unfinished": []}
     if not found and not os.path.isdir(path):
         raise CheckpointNotFound("no such run", where=path)
     if not found and not os.path.exists(os.path.join(path, layout.RUN_FILE)):
@@ -43,12 +45,6 @@ def list_run(url: str) -> Report:
         hint = "this is one checkpoint: `segue inspect` shows it" if is_checkpoint else None
         raise CheckpointNotFound("not the folder of a run", where=path, hint=hint)
     return {"path": path, "checkpoints": found, "unfinished": _unfinished(path)}
-
-
-def _refuse_file(path: str) -> None:
-    if os.path.isfile(path):
-        hint = "a file holds one checkpoint: `segue inspect` shows it"
-        raise CheckpointNotFound("not the folder of a run", where=path, hint=hint)
 
 
 def verify_any(url: str, observe: Callable[[int, int], None]) -> Report:
