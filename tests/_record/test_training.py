@@ -69,3 +69,9 @@ def test_verifying_reads_every_blob():
     state = {name: CapturedTensor(torch.uint8, (4,), (1,), "cpu", Source(name)) for name in ("a", "b")}
     record(caller_state=state).verify()
     assert seen == ["a", "b"]
+
+
+def test_a_record_shows_itself_in_one_line():
+    assert repr(record(3)) == (
+        "TrainingRecord(kind='full', step=3, microbatch=24, 4 tensors of the model, optimizers ['optimizer'])"
+    )

@@ -88,6 +88,14 @@ class TrainingRecord:
             )  # fmt: skip
         refuse_untold(self)
 
+    def __repr__(self) -> str:
+        # Not all of it: a notebook shows what a cell ends in.
+        optimizers = [*self.optimizers, *(self.opaque_optimizers or {})]
+        return (
+            f"{type(self).__name__}(kind={self.kind!r}, step={self.step}, microbatch={self.microbatch}, "
+            f"{len(self.model.tensors)} tensors of the model, optimizers {optimizers})"
+        )
+
     @property
     def state(self) -> Any:
         """The caller state as new live values: plain values, host tensors and arrays."""

@@ -28,7 +28,7 @@ from segue._session.pending_capture import AsyncCaptures, PendingCapture
 _SECTIONS = tuple(item.name for item in fields(_training.TrainingRecord))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingRecord(_training.TrainingRecord):
     """Everything that decides how a training goes on, captured at one boundary between microbatches.
 
