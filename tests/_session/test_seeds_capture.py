@@ -172,6 +172,18 @@ def test_behaviour_9_of_several_violations_what_is_pending_comes_first():
     assert refused(UnsupportedState, model, scheduler=object()).code == "capture.component"
 
 
+def test_behaviour_9_what_no_parameter_takes_comes_before_a_tie_and_that_before_what_is_frozen():
+    model = Net()
+    model.twin = nn.Parameter(model.first.weight.detach().view(2, 6))
+    model.second.bias.grad = torch.ones(2)
+    model.second.bias.requires_grad_(False)
+    unfit = Sums((model.first.bias, torch.ones(2, 2)))
+    assert "another shape" in refused(PendingGradientError, model, accumulator=unfit).what
+    refused(TiedParameterConflict, model)
+    del model.twin
+    assert "frozen" in refused(PendingGradientError, model).what
+
+
 def test_behaviour_10_a_failed_capture_has_changed_nothing():
     loop = half_finished()
     before = everything(loop.model, loop.optimizers), dict(vars(loop.scheduler)), loop.window.window_state()

@@ -261,6 +261,28 @@ def test_behaviour_29_so_does_a_prepared_one():
     assert vars(prepared) == before
 
 
+def test_behaviour_29_nor_is_it_moved_where_the_contract_has_nothing_against_a_gradient():
+    """Of another dtype than its parameter takes: only the check of what is pending can tell, the last one of all."""
+    loop = half_finished(make_window=None)
+    model = Net(9)
+    optimizers = optimizers_of(model)
+    prepared = scheduler_of(optimizers)
+    before = dict(vars(prepared))
+    odd = GradientsRecord({"first.bias": tensor("bfloat16", (4,))})
+    record = dataclasses.replace(loop.capture(), gradients=odd)
+
+    def groups(given, records):
+        for name, optimizer in optimizers.items():
+            segue.restore_optimizer(records[name], optimizer, given)
+        return given, optimizers
+
+    with pytest.raises(ContractMismatch) as caught:
+        record.restore(model, prepared, restore_model=restore_model, restore_groups=groups)
+    assert caught.value.code.startswith("gradient.")
+    assert vars(prepared) == before
+    assert vars(prepared) != vars(loop.scheduler)
+
+
 def test_behaviour_30_the_next_rate_is_that_of_the_uninterrupted_run(way):
     loop = half_finished()
     restored = way(loop.capture()).restore(Net(9), scheduler_of, **CALLBACKS)
