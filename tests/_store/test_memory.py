@@ -1,6 +1,8 @@
 """Memory behaves as a disk does, as far as a store can tell."""
 
+import copy
 import os
+import pickle
 
 import pytest
 
@@ -241,3 +243,13 @@ def test_what_is_no_bytes_is_told_so(data):
     if data is not None:
         with pytest.raises(TypeError, match="made of bytes, not of"):
             BytesStore(data)
+
+
+def test_a_record_that_reads_stored_bytes_is_copied_and_never_pickled():
+    found = open_bytes(to_bytes(record(1))).record()
+    again = copy.deepcopy(found)
+    assert digests(again) == digests(record(1))
+    with pytest.raises(TypeError, match="to_bytes"):
+        pickle.dumps(found)
+    del again
+    assert digests(found) == digests(record(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from typing import NoReturn
 
 from segue._store.checksum import BLOCK_BYTES, BlockHasher, digest
 from segue._store.failure import unavailable
@@ -25,6 +26,16 @@ class OpenFile:
     def close(self) -> None:
         """Close the file; may be called again."""
         self._closer()
+
+    def __deepcopy__(self, memo: object) -> OpenFile:
+        """Return this one: a copy of a record reads the same file."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: another process does not have the file open, and this one would read a closed one."""
+        raise TypeError(
+            "a record that reads an open checkpoint can't be pickled; send `segue.to_bytes(record)`"
+        )
 
     @property
     def size(self) -> int:
