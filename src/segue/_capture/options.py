@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,13 @@ def _holders(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], str]]:
     yield optimizer.defaults, "defaults"
 
 
+SCHEDULED = (
+    "keeps what the program starts from; a schedule that goes on from the present rate is changed by that rate, in "
+    "`param_groups` after resuming"
+)
+"""What it means to accept another initial rate: `lr` itself, which a schedule has moved, is restored."""
+
+
 def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: str) -> Iterator[Finding]:
     """Yield the options that the program asks for otherwise than it did.
 
@@ -106,9 +114,10 @@ def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: 
                 scope, key, "an option of the program is not in the record", where, "absent", live[key]
             )
         elif not _same_request(key, record, live):
-            yield difference(
+            told = difference(
                 scope, key, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
             )
+            yield replace(told, when_accepted=SCHEDULED) if key.startswith("initial_") else told
 
 
 def difference(
