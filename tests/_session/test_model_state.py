@@ -200,6 +200,21 @@ def test_a_buffer_of_the_base_that_training_changes_is_state(base, tmp_path):
     assert "shift" in continued.capture().model.tensors
 
 
+def test_a_named_base_that_was_written_since_is_refused_where_the_record_left_it_out():
+    model, _, training = make(base="llama@1")
+    record = training.capture()
+    training.restore(record)
+    with torch.no_grad():
+        model.shift.add_(1)
+    later = training.capture()
+    before = bits(model)
+    with pytest.raises(BaseMismatch, match="written since it was named") as caught:
+        training.restore(record)
+    assert caught.value.where == f"model: 1 of {len(BASE)} tensors: shift"
+    assert bits(model) == before
+    training.restore(later)  # which has it
+
+
 @pytest.mark.parametrize("base", [None, "named"])
 def test_what_was_trained_and_is_frozen_since_is_state(base):
     model, optimizer, training = make(base=base)

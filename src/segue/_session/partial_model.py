@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from segue._capture.adapters import refuse_merged
@@ -106,8 +107,7 @@ class PartialModel:
         if isinstance(base, BaseIdentity):
             known = base.tensors.get(place.name)
             return known is not None and known == tensor_digest(item.tensor, f"model {name}")
-        mark = mark_of(item.tensor)
-        return mark is not None and name in self._marks and self._marks[name] == mark
+        return self._is_as_named(name, item.tensor)
 
     def _base(self, tensors: Mapping[str, NamedTensor], contract: TrainableContract) -> BaseRecord:
         """Tell what is left out at this moment.
@@ -160,6 +160,26 @@ class PartialModel:
 
     def check(self, record: TrainingRecord) -> Iterator[Finding]:
         yield from module_findings(record, self.model, self._setting.base)
+        yield from self._moved_findings(record.model.base)
+
+    def _moved_findings(self, recorded: BaseRecord | None) -> Iterator[Finding]:
+        """Yield that a base which only has a name was written since it was named: the record has not what it was."""
+        if recorded is None or recorded.source != "declared" or recorded.identity != self._setting.base:
+            return
+        tensors = named_tensors(self.model, "model")
+        items = [(name, tensors[name]) for name in recorded.omitted if name in tensors]
+        live = [(name, item.tensor) for name, item in items if item.tensor is not None]
+        moved = [name for name, tensor in live if not self._is_as_named(name, tensor)]
+        if moved:
+            yield Finding(
+                BaseMismatch, "model.base", "the base was written since it was named, and the record left out what it was",
+                f"model: {len(moved)} of {len(recorded.omitted)} tensors: {some(moved)}", repr(recorded.identity),
+                "other bytes", "load the base again, and make the training anew",
+            )  # fmt: skip
+
+    def _is_as_named(self, name: str, tensor: torch.Tensor) -> bool:
+        mark = mark_of(tensor)
+        return mark is not None and self._marks.get(name) == mark
 
 
 def _refuse_idle_filters(setting: TrainableOnly, tensors: Mapping[str, NamedTensor]) -> None:
