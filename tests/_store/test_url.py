@@ -4,6 +4,7 @@ import pytest
 
 from segue._store.archive import open_checkpoint, write_checkpoint
 from segue._store.file_store import FileStore
+from segue._store.in_memory import MemoryStore
 from segue._store.store import DirectoryStore
 from segue._store.url import path_of
 from segue.errors import StoreUnavailable
@@ -33,3 +34,21 @@ def test_a_url_of_a_file_is_its_path_and_nothing_else(url):
 def test_a_url_spells_every_name():
     assert path_of("file:///a%3Fb%23c%20d") == "/a?b#c d"
     assert path_of("/a?b#c d") == "/a?b#c d"
+
+
+@pytest.mark.parametrize("make", [FileStore, DirectoryStore])
+def test_stores_take_urls_as_everything_else_does(make, tmp_path):
+    assert make(f"file://{tmp_path}/a%20b").path == f"{tmp_path}/a b"
+    with pytest.raises(StoreUnavailable, match="a local path, or in memory"):
+        make("https://host/a")
+
+
+@pytest.mark.parametrize("url", ["runs/a", "file:///runs/a"])
+def test_what_is_meant_for_a_disk_does_not_end_in_memory(url):
+    with pytest.raises(StoreUnavailable, match="not a place in memory"):
+        MemoryStore(url)
+
+
+def test_a_file_has_a_name():
+    with pytest.raises(StoreUnavailable, match="ends with its name"):
+        FileStore("/")

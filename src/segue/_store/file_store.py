@@ -53,6 +53,8 @@ class FileStore:
     ) -> None:
         self.path = absolute(path)
         self._parent, self._name = os.path.split(self.path)
+        if not self._name:
+            raise StoreUnavailable("the path of a file ends with its name", code="store.url", where=self.path)
         self._filesystem = filesystem or filesystem_at(self.path)
         self._lock_timeout_seconds = lock_timeout_seconds
         self._new_attempt = new_attempt

@@ -14,7 +14,7 @@ from segue._store.memory import PROCESS_MEMORY, MemoryFilesystem
 from segue._store.place import Identity, Place, new_attempt
 from segue._store.reader import StoredCheckpoint
 from segue._store.store import DirectoryStore
-from segue._store.url import path_of
+from segue._store.url import memory_path
 
 _numbers = itertools.count(1)
 _ROOT = "bytes:"
@@ -40,7 +40,9 @@ class MemoryStore(DirectoryStore):
     """
 
     def __init__(self, url: str, *, lock_timeout_seconds: float = 30.0) -> None:
-        super().__init__(path_of(url), filesystem=PROCESS_MEMORY, lock_timeout_seconds=lock_timeout_seconds)
+        super().__init__(
+            memory_path(url), filesystem=PROCESS_MEMORY, lock_timeout_seconds=lock_timeout_seconds
+        )
 
 
 class BytesStore(FileStore):

@@ -11,6 +11,8 @@ from segue._store.memory import PROCESS_MEMORY
 from segue.errors import StoreUnavailable
 
 _MEMORY = "memory"
+_IN_MEMORY = (f"{_MEMORY}://", "bytes://")
+"""How the paths begin of what is on no disk; those of bytes are made by `in_memory` alone."""
 
 
 def path_of(url: str | os.PathLike[str]) -> str:
@@ -39,6 +41,20 @@ def path_of(url: str | os.PathLike[str]) -> str:
             "a URL of a file ends with its path", code="store.url", where=text, expected="%3F and %23 for ? and # in a name"
         )  # fmt: skip
     return absolute(unquote(parts.path))
+
+
+def memory_path(url: str) -> str:
+    """Return the path that a `memory://` URL names.
+
+    Raises:
+        StoreUnavailable: If it is none: what is meant for a disk must not end in memory.
+    """
+    path = path_of(url)
+    if not is_memory(path):
+        raise StoreUnavailable(
+            "not a place in memory", code="store.url", where=path, expected="memory://name"
+        )
+    return path
 
 
 def _memory_path(text: str) -> str:
@@ -70,14 +86,16 @@ def is_memory(path: str) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute; a URL is so already.
+    """Make a path absolute, as stores take it; what is in memory has a name instead, which stays.
 
     Raises:
-        StoreUnavailable: If no file can have such a name.
+        StoreUnavailable: If no file can have such a name, or it is a URL of another kind.
     """
     text = os.fspath(path)
-    if "://" in text:
+    if text.startswith(_IN_MEMORY):
         return text
+    if "://" in text and not os.path.isabs(text):
+        return path_of(text)
     try:
         nameable = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -106,9 +124,4 @@ def forget(url: str) -> bool:
     Raises:
         StoreUnavailable: If the URL is of another kind: nothing on a disk is deleted by this.
     """
-    path = path_of(url)
-    if not is_memory(path):
-        raise StoreUnavailable(
-            "not a place in memory", code="store.url", where=path, expected="memory://name"
-        )
-    return PROCESS_MEMORY.forget(path)
+    return PROCESS_MEMORY.forget(memory_path(url))
