@@ -64,3 +64,12 @@ def test_plain_and_weighted_windows_do_not_mix():
 def test_a_window_in_double_precision_does_not_go_on_in_single():
     with pytest.raises(WindowError, match="another dtype"):
         GradientAccumulator(Pair()).check_window(GradientAccumulator(Pair(), torch.float64).window_state())
+
+
+@pytest.mark.parametrize("make", [GradientAccumulator, WeightedAccumulator])
+@pytest.mark.parametrize("size", [None, 1 << 20001])
+def test_counters_that_python_does_not_write_out_are_refused_all_the_same(make, size):
+    window = make(torch.nn.Linear(1, 1))
+    state = dataclasses.replace(window.window_state(), microbatches=1 << 20000, window_microbatches=size)
+    with pytest.raises(WindowError, match="too many digits to show"):
+        window.check_window(state)

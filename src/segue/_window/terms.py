@@ -6,7 +6,7 @@ import torch
 
 from segue._record.window import WindowState
 from segue._window.weights import is_representable, vanishes
-from segue.errors import ContractMismatch, Finding, WindowError
+from segue.errors import ContractMismatch, Finding, WindowError, shown
 
 MAX_MICROBATCHES = 2**64 - 1
 _TERMS = {
@@ -45,7 +45,8 @@ def refuse_contradictions(state: WindowState, dtype: torch.dtype) -> None:
     count, total = state.microbatches, state.total_weight
     size = state.window_microbatches
     consistent = (
-        0 <= count <= (MAX_MICROBATCHES if size is None else size)
+        0 <= count <= MAX_MICROBATCHES
+        and (size is None or count <= size)
         and total >= 0
         and is_representable(total, dtype)
         and not vanishes(total, dtype)
@@ -55,5 +56,6 @@ def refuse_contradictions(state: WindowState, dtype: torch.dtype) -> None:
     if not consistent:
         raise WindowError(
             "the recorded window contradicts itself", code="window.state", where="accumulator",
-            expected="counters that a window can have", found=f"{count} of {size} microbatches, total weight {total}",
+            expected="counters that a window can have",
+            found=f"{shown(count)} of {shown(size)} microbatches, total weight {shown(total)}",
         )  # fmt: skip
