@@ -105,7 +105,7 @@ class Large(Adapted):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("table", torch.randn(5000))
+        self.register_buffer("table", torch.randn(300_000))
 
 
 def test_it_is_remembered_until_a_tensor_is_written_to():
