@@ -67,7 +67,7 @@ def test_a_window_in_double_precision_does_not_go_on_in_single():
 
 
 @pytest.mark.parametrize("make", [GradientAccumulator, WeightedAccumulator])
-@pytest.mark.parametrize("size", [None, 1 << 20001])
+@pytest.mark.parametrize("size", [None, 1 << 20001], ids=["any", "larger"])
 def test_counters_that_python_does_not_write_out_are_refused_all_the_same(make, size):
     window = make(torch.nn.Linear(1, 1))
     state = dataclasses.replace(window.window_state(), microbatches=1 << 20000, window_microbatches=size)
