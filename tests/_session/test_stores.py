@@ -216,3 +216,15 @@ def test_98_a_killed_writer_leaves_a_readable_file(tmp_path):
         assert found >= last + 3
         last = found
     assert train(path, last + 1, seed=3) == train(tmp_path / "uninterrupted", last + 1)
+
+
+def test_a_run_in_a_folder_that_is_called_like_a_file_stays_one(tmp_path):
+    path = tmp_path / "run.segue"
+    path.mkdir()
+    *_, training = make()
+    with segue.Checkpointer(training, path, keep_last=2) as checkpointer:
+        checkpointer.save({"at": 1})
+        checkpointer.save({"at": 2})
+    with segue.Checkpointer(make()[2], path) as checkpointer:
+        assert checkpointer.resume() == {"at": 2}
+    assert (path / "ckpt-000000001").is_dir()
