@@ -28,7 +28,7 @@ test: $(STAMP)  ## Run the tests that take minutes, not hours.
 	$(PYTEST) -n $(WORKERS) -m 'not exact and not crash and not soak'
 
 exact: $(STAMP)  ## Run the full exactness matrix.
-	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness tests/quantized_state
+	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness tests/quantized_state tests/adapters
 
 crash: $(STAMP)  ## Run the full crash matrix.
 	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/crash tests/hostile
