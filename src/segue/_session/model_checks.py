@@ -86,8 +86,8 @@ def base_findings(
         yield Finding(
             BaseMismatch, "model.base", "another base: frozen tensors that the record left out have other bytes",
             f"model: {len(differing)} of {len(recorded.omitted)} tensors: {some(differing)}", _named(recorded), _said(base),
-            "load the base that the adapter was trained on; if the adapter rewrites it as it is made (PiSSA), make it as "
-            "before, with the same seed",
+            "load the base that the adapter was trained on; if something rewrites it, as PiSSA does when it is made and a merge "
+            "that was taken back, build it as it was",
         )  # fmt: skip
 
 
