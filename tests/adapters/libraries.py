@@ -13,8 +13,8 @@ with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
     import peft
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tests.quantized_state.libraries import Int8WeightOnlyConfig, quantize_
+    from tests.quantized_state.libraries import Int8WeightOnlyConfig, bitsandbytes, quantize_
 
     logging.disable(logging.NOTSET)
 
-__all__ = ["Int8WeightOnlyConfig", "LlamaConfig", "LlamaForCausalLM", "peft", "quantize_"]
+__all__ = ["Int8WeightOnlyConfig", "LlamaConfig", "LlamaForCausalLM", "bitsandbytes", "peft", "quantize_"]

@@ -12,7 +12,7 @@ from tests.quantized_state.plans import TOTAL, Plan, checkpoint
 from tests.quantized_state.processes import assert_same, carried_out
 
 TRAININGS = "tests.adapters.trainings"
-QUICK = ("lora-and-a-trained-head", "pissa", "two-adapters", "whole")
+QUICK = ("lora-and-a-trained-head", "pissa", "two-adapters", "nf4-llama", "whole")
 CUTS = (4, 6)
 
 

@@ -329,3 +329,33 @@ def test_no_dropout_is_told_from_some(before, after, trainings):
     """peft builds an `Identity` for a rate of 0."""
     record = built(trainings, lora_dropout=before).training.capture()
     assert codes(built(trainings, lora_dropout=after), record) == ["model.configuration.p"]
+
+
+def test_a_packed_base_is_known_by_codes_and_by_what_they_mean(trainings):
+    record = trained(trainings, "nf4-llama", 1).training.capture()
+    assert not any("base_layer" in name or "proj.weight" in name for name in record.model.tensors)
+    run = built(trainings, "nf4-llama")
+    weight = run.model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight
+    run.training.check(record)
+    weight.quant_state.absmax[3] += 1  # a scale; the codes stay
+    assert codes(run, record) == ["model.base"]
+    assert codes(built(trainings, "nf4-llama", base_seed=1), record) == ["model.base"]
+    case = trainings.CASES["nf4-llama"]
+    fp4 = trainings.Run(type(case)(**{**vars(case), "base": lambda: trainings.nf4_llama("fp4")}))
+    assert codes(fp4, record) == ["model.base"]
+
+
+def test_a_packed_weight_can_be_left_out_and_not_captured(trainings):
+    run = built(trainings, "nf4-llama")
+    with pytest.raises(UnsupportedState, match="this tensor subclass") as caught:
+        segue.Training(run.model, run.optimizers, run.schedulers).capture()
+    assert "Params4bit" in caught.value.found
+
+
+def test_what_is_unknown_beside_a_packed_weight_is_refused(trainings):
+    run = built(trainings, "nf4-llama")
+    weight = run.model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight
+    weight.quant_state.more = object()
+    with pytest.raises(UnsupportedState, match="something unknown beside it") as caught:
+        segue.base_identity(run.model)
+    assert caught.value.where.endswith("q_proj.base_layer.weight more")

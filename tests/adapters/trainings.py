@@ -21,7 +21,14 @@ from torch.optim import SGD, AdamW, Muon, lr_scheduler
 
 import segue
 from segue.optim import FP32Master
-from tests.adapters.libraries import Int8WeightOnlyConfig, LlamaConfig, LlamaForCausalLM, peft, quantize_
+from tests.adapters.libraries import (
+    Int8WeightOnlyConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    bitsandbytes,
+    peft,
+    quantize_,
+)
 
 torch.set_num_threads(1)
 
@@ -64,6 +71,25 @@ def llama() -> nn.Module:
 def int8_llama() -> nn.Module:
     model = llama()
     quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def nf4_llama(quant_type: str = "nf4") -> nn.Module:
+    """The base of QLoRA: what `load_in_4bit` makes of the layers, on a CPU."""
+    model = llama()
+    for parent in [*model.modules()]:
+        for name, layer in [*parent.named_children()]:
+            if type(layer) is nn.Linear and name != "lm_head":
+                packed = bitsandbytes.nn.Linear4bit(
+                    layer.in_features,
+                    layer.out_features,
+                    bias=False,
+                    compute_dtype=torch.bfloat16,
+                    quant_type=quant_type,
+                )
+                packed.load_state_dict(layer.state_dict())
+                setattr(parent, name, packed.to("cpu"))
+    model.is_loaded_in_4bit = True  # which peft asks
     return model
 
 
@@ -115,6 +141,7 @@ CASES: dict[str, Case] = {
     "llama": _llama(base=llama, dtype=torch.bfloat16),
     "llama-weighted": _llama(base=llama, weighted=True),
     "int8-llama": _llama(base=int8_llama, dtype=torch.bfloat16),
+    "nf4-llama": _llama(base=nf4_llama),
     # Everything at once: a quantized base, a bf16 adapter, masters, two optimizers with schedules, token windows.
     "whole": _llama(
         {"use_dora": False, "bias": "none"}, base=int8_llama, dtype=torch.bfloat16, optimizers=muon_with_masters_and_sgd,

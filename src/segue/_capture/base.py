@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from segue._capture.adapters import base_places, refuse_merged
 from segue._capture.naming import NamedTensor, joined, named_tensors, walk
+from segue._capture.packed import is_packed, meaning_of
 from segue._capture.sampling import sample
 from segue._capture.staging import is_plain, parts_spec, plain_parts, type_name
 from segue._record.base import BaseIdentity, combined_digest
@@ -152,9 +153,9 @@ def base_places_of(module: nn.Module, scope: str, tensors: Mapping[str, NamedTen
     return found
 
 
-def mark_of(tensor: torch.Tensor) -> Mark | None:
+def mark_of(tensor: torch.Tensor, where: str = "") -> Mark | None:
     """Return what tells that a tensor has not been written to since; `None` if nothing can."""
-    parts = [part for _, part in plain_parts(tensor)]
+    parts = _parts(tensor, where)
     if any(part.is_inference() or not _is_readable(part) for part in parts):
         return None
     places = tuple(
@@ -162,6 +163,11 @@ def mark_of(tensor: torch.Tensor) -> Mark | None:
         for part in parts
     )
     return Mark(places, b"".join(map(_look, parts)))
+
+
+def _parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
+    beside = meaning_of(tensor, where)[0] if is_packed(tensor) else []
+    return [*(part for _, part in plain_parts(tensor)), *beside]
 
 
 def _look(part: torch.Tensor) -> bytes:
@@ -193,7 +199,7 @@ def tensor_digest(tensor: torch.Tensor, where: str) -> str:
     Raises:
         UnsupportedState: If it has no values, or is of a layout that can't be read so.
     """
-    mark = mark_of(tensor)
+    mark = mark_of(tensor, where)
     known = _digests.get(tensor)
     if known is not None and mark is not None and known[0] == mark:
         return known[1]
@@ -222,7 +228,7 @@ def _read(tensor: torch.Tensor, where: str) -> str:
     hasher = xxhash.xxh3_128()
     if not is_plain(tensor):
         hasher.update(_described(tensor, where))
-    for _, part in plain_parts(tensor):
+    for part in _parts(tensor, where):
         _absorb(hasher, part)
     return hasher.hexdigest()
 
@@ -233,6 +239,8 @@ def _absorb(hasher: xxhash.xxh3_128, part: torch.Tensor) -> None:
 
 
 def _described(tensor: torch.Tensor, where: str) -> bytes:
+    if is_packed(tensor):
+        return tree_digest(meaning_of(tensor, where)[1]).encode()
     spec = parts_spec(tensor, where)
     if spec is None:
         raise UnsupportedState(

@@ -18,6 +18,7 @@ from torch import nn
 from segue._capture.configuration import configuration_differences, configuration_of
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
+from segue._capture.packed import is_packed
 from segue._capture.staging import (
     capture_registered,
     parts_spec,
@@ -96,7 +97,8 @@ def contract_of(
     for name, item in tensors.items():
         if item.tensor is not None:
             _refuse_lazy(item.tensor, f"{scope} {name}")
-            refuse_unsupported(item.tensor, f"{scope} {name}")
+            if item.tensor.requires_grad or not is_packed(item.tensor):  # one that is frozen may be left out
+                refuse_unsupported(item.tensor, f"{scope} {name}")
             _refuse_trained_buffer(item, f"{scope} {name}")
     specs = {name: spec_of(item) for name, item in sorted(tensors.items())}
     order = tuple(name for name, item in tensors.items() if item.kind == "parameter")
@@ -153,7 +155,11 @@ def _refuse_unregistered_entries(module: nn.Module, where: str) -> None:
         *dict(module.named_parameters(remove_duplicate=False)),
         *dict(module.named_buffers(remove_duplicate=False)),
     }
-    entries = [str(name) for name in module.state_dict() if name not in registered]
+    # What hangs on a packed weight is that weight's affair: read with a base, and refused with the weight itself.
+    packed = tuple(f"{name}." for name, tensor in module.named_parameters() if is_packed(tensor))
+    entries = [
+        str(name) for name in module.state_dict() if name not in registered and not name.startswith(packed)
+    ]
     if entries:
         raise UnsupportedState(
             "a module whose `state_dict` has entries of its own is not supported yet", where=where,
