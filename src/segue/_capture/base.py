@@ -153,9 +153,12 @@ def base_places_of(module: nn.Module, scope: str, tensors: Mapping[str, NamedTen
     return found
 
 
-def mark_of(tensor: torch.Tensor, where: str = "") -> Mark | None:
+def mark_of(tensor: torch.Tensor) -> Mark | None:
     """Return what tells that a tensor has not been written to since; `None` if nothing can."""
-    parts = _parts(tensor, where)
+    try:
+        parts = _parts(tensor, "")
+    except UnsupportedState:  # reading it tells why, and where
+        return None
     if any(part.is_inference() or not _is_readable(part) for part in parts):
         return None
     places = tuple(
@@ -199,7 +202,7 @@ def tensor_digest(tensor: torch.Tensor, where: str) -> str:
     Raises:
         UnsupportedState: If it has no values, or is of a layout that can't be read so.
     """
-    mark = mark_of(tensor, where)
+    mark = mark_of(tensor)
     known = _digests.get(tensor)
     if known is not None and mark is not None and known[0] == mark:
         return known[1]
