@@ -358,4 +358,4 @@ def test_what_is_unknown_beside_a_packed_weight_is_refused(trainings):
     weight.quant_state.more = object()
     with pytest.raises(UnsupportedState, match="something unknown beside it") as caught:
         segue.base_identity(run.model)
-    assert caught.value.where.endswith("q_proj.base_layer.weight more")
+    assert caught.value.where == "model model.layers.0.self_attn.q_proj.weight more"
