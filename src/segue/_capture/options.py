@@ -99,7 +99,7 @@ def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: 
 
     Args:
         record: The recorded group.
-        live: What the program asks for now.
+        live: What the program asks for.
         where: The group, for messages.
         scope: The optimizer, for codes.
     """
