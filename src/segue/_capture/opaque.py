@@ -20,7 +20,7 @@ from segue._capture.component import Component, capture_object
 from segue._capture.deferred import deferring
 from segue._capture.optimizer import ParameterNames, membership_findings
 from segue._capture.options import difference
-from segue._capture.owners import inner_optimizers, own_groups
+from segue._capture.owners import inner_groups, inner_optimizers, own_groups
 from segue._capture.plain import freeze
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import is_of_class, type_name
@@ -73,9 +73,7 @@ def capture_opaque(value: Any, names: ParameterNames, scope: str) -> OpaqueOptim
 def _group_names(value: Any, names: ParameterNames) -> tuple[tuple[str, ...], ...] | None:
     groups = own_groups(value)
     if groups is None:
-        groups = [
-            group["params"] for inner in inner_optimizers(value).values() for group in inner.param_groups
-        ]
+        groups = inner_groups(value)
     stranger = "a parameter of no registered module"
     return tuple(tuple(names.get(id(each), stranger) for each in group) for group in groups) or None
 

@@ -117,14 +117,15 @@ def refuse_wrong_owners(
         if isinstance(optimizer, Optimizer):
             owned.claim_each(groups, name)
         else:
-            owned.claim_all([*groups, *_inner_groups(optimizer)], name)
+            owned.claim_all([*groups, *inner_groups(optimizer)], name)
     if len(optimizers) > 1:
         owned.refuse_shared_memory()
     if optimizers and all(own_groups(optimizer) is not None for optimizer in optimizers.values()):
         _refuse_unowned(owned, parameters, model)
 
 
-def _inner_groups(value: object) -> Groups:
+def inner_groups(value: object) -> Groups:
+    """Return what the torch optimizers inside an object step."""
     return [group["params"] for inner in inner_optimizers(value).values() for group in inner.param_groups]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,29 +15,18 @@ from segue._capture.staging import type_name
 from segue._capture.trainable import contract_differences
 from segue._record.contract import TrainableContract
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
-from segue._record.training import RECORD_VERSION, TrainingRecord
+from segue._record.training import TrainingRecord
 from segue._session.callers_values import is_callers_form
 from segue._session.devices import existing_device
 from segue._session.live import by_name
-from segue._session.plan import environment_findings, refuse_all
+from segue._session.plan import refuse_all
 from segue.errors import (
     ComponentMismatch,
     DeviceMismatch,
-    EnvironmentWarning,
     Finding,
     LossyRecord,
     SchedulerMismatch,
-    UnsupportedFormat,
-    shown,
 )
-
-
-def refuse_other_version(record: TrainingRecord) -> None:
-    """Raise `UnsupportedFormat` for a record of a version that this code does not know."""
-    if record.version != RECORD_VERSION:
-        raise UnsupportedFormat(
-            "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
-        )
 
 
 def is_factory(scheduler: Any) -> bool:
@@ -126,20 +114,6 @@ def _stand_ins(contract: TrainableContract) -> dict[str, nn.Parameter]:
             made[name] = nn.Parameter(torch.empty(spec.shape, dtype=torch.float32, device="meta"))
             made[name].grad_dtype = None
     return made
-
-
-def warn_of_environment(record: TrainingRecord) -> None:
-    """Warn if something differs that can change the last bits from here on."""
-    differences = [
-        f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in environment_findings(record)
-    ]
-    if differences:
-        warnings.warn(
-            "the state is restored exactly, but the environment differs in what can change the last bits from here on: "
-            + "; ".join(differences),
-            EnvironmentWarning,
-            stacklevel=4,
-        )
 
 
 def refuse_elsewhere(model: nn.Module, device: str | torch.device) -> None:

@@ -22,13 +22,12 @@ from segue._session.callers_checks import (
     refuse_elsewhere,
     refuse_left_over,
     refuse_other_parameters,
-    refuse_other_version,
     verified,
-    warn_of_environment,
 )
 from segue._session.callers_pending import refuse_impossible_window, restored_pending
 from segue._session.callers_schedulers import restored_schedulers
 from segue._session.callers_values import is_callers_form
+from segue._session.plan import environment_findings, refuse_other_version, warn_of_environment
 
 if TYPE_CHECKING:
     from segue._session.record import TrainingRecord
@@ -83,7 +82,7 @@ def restore(
     _refuse_ambiguous(record, callbacks)
     value = verified(record.without_given())
     refuse_impossible_window(value)
-    warn_of_environment(value)
+    warn_of_environment(environment_findings(value), stacklevel=4)
     handed = _handed(record, value)
     model = _model(callbacks.restore_model(handed.model_state, model), model, "restore_model")
     wanted = device if device is not None else _requested(record)

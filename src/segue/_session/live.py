@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.component import kind_of
 from segue._capture.gradients import PendingSource
-from segue._capture.naming import named_tensors
+from segue._capture.naming import NamedTensor, named_tensors
 from segue._capture.opaque import refuse_no_optimizer
 from segue._capture.owners import inner_optimizers
 from segue._capture.rng import RngStreams
@@ -50,6 +50,12 @@ class LiveTraining:
                 found[f"{name}/"] = value
         return found
 
+    def tensors(self) -> Iterator[tuple[str, NamedTensor]]:
+        """Yield every tensor of the registered modules by its name: a component's has the component's before its own."""
+        for prefix, module in self.modules().items():
+            for name, item in named_tensors(module, prefix or "model").items():
+                yield prefix + name, item
+
     def shares(self) -> dict[str, Any]:
         """Return what each component that is a module shares with the model or a component before it, by name."""
         names = sorted(name for name, value in self.components.items() if isinstance(value, nn.Module))
@@ -70,21 +76,19 @@ class LiveTraining:
         """
         found: dict[str, nn.Parameter] = {}
         seen: set[int] = set()
-        for prefix, module in self.modules().items():
-            for name, item in named_tensors(module, prefix or "model").items():
-                if isinstance(item.tensor, nn.Parameter) and id(item.tensor) not in seen:
-                    if prefix + name in found:
-                        raise TiedParameterConflict("two parameters have one name", where=prefix + name)
-                    seen.add(id(item.tensor))
-                    found[prefix + name] = item.tensor
+        for name, item in self.tensors():
+            if isinstance(item.tensor, nn.Parameter) and id(item.tensor) not in seen:
+                if name in found:
+                    raise TiedParameterConflict("two parameters have one name", where=name)
+                seen.add(id(item.tensor))
+                found[name] = item.tensor
         return found
 
     def versions(self) -> list[int]:
         """Return the version counters of all registered tensors, and of what they consist of; in-place writes move them."""
         return [
             tensor._version
-            for prefix, module in self.modules().items()
-            for item in named_tensors(module, prefix or "model").values()
+            for _, item in self.tensors()
             if item.tensor is not None
             for tensor in (item.tensor, *(part for _, part in plain_parts(item.tensor)))
             if not tensor.is_inference()

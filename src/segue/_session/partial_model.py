@@ -203,7 +203,7 @@ def _beside_kept(
     found: set[str] = set()
     for sharing in contract.sharing:
         # Members are aliases, or parts of tensors: `alias.part`.
-        members = {names[member] if member in names else _whole(member, names) for member in sharing.members}
+        members = {_whole(member, names) for member in sharing.members}
         if not members <= set(omitted):
             found |= members & set(omitted)
     return found

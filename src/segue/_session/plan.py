@@ -6,6 +6,7 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,14 +21,13 @@ from segue._capture.environment import check_environment
 from segue._capture.gradients import check_gradients, check_window, plan_gradients, plan_window
 from segue._capture.history import Layout, check_history
 from segue._capture.module import plan_module
-from segue._capture.naming import NamedTensor, named_tensors
 from segue._capture.opaque import check_opaque
 from segue._capture.optimizer import ParameterNames, check_optimizer, plan_optimizer
 from segue._capture.scheduler import check_scheduler, plan_scheduler
 from segue._capture.staging import type_name
 from segue._capture.writes import ObjectWrite, Write, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
-from segue._record.sections import OpaqueOptimizerRecord, OptimizerRecord
+from segue._record.sections import ModuleRecord, OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.tensors import DTYPES
 from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
 from segue._session.callers_model import callers_record
@@ -37,6 +37,7 @@ from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
     DeviceMismatch,
+    EnvironmentWarning,
     Finding,
     LossyRecord,
     MismatchError,
@@ -45,6 +46,7 @@ from segue.errors import (
     SchedulerMismatch,
     TopologyMismatch,
     UnsupportedFormat,
+    shown,
     some,
 )
 
@@ -56,15 +58,20 @@ def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]
         UnsupportedFormat: If the record is of another version.
         UnsupportedState: If the live training itself can't be captured, so that there is nothing to compare with.
     """
-    if record.version != RECORD_VERSION:
-        raise UnsupportedFormat(
-            "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
-        )
+    refuse_other_version(record)
     _refuse_callers_form(record)
     findings = [finding for check in _CHECKS for finding in check(record, live)]
     return sorted(
         findings, key=lambda finding: _FIRST.index(finding.error) if finding.error in _FIRST else len(_FIRST)
     )
+
+
+def refuse_other_version(record: TrainingRecord) -> None:
+    """Raise `UnsupportedFormat` for a record of a version that this code does not know."""
+    if record.version != RECORD_VERSION:
+        raise UnsupportedFormat(
+            "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
+        )
 
 
 def _refuse_callers_form(record: TrainingRecord) -> None:
@@ -112,12 +119,17 @@ def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Fi
         yield from check_history(optimizer, layouts, f"optimizer.{name}")
 
 
+def _recorded_modules(record: TrainingRecord) -> dict[str, ModuleRecord]:
+    """Return every recorded module by the prefix of its names, as `LiveTraining.modules` does the live ones."""
+    components = {f"{name}/": item.module for name, item in record.components.items()}
+    return {"": record.model, **{name: module for name, module in components.items() if module is not None}}
+
+
 def _layouts(record: TrainingRecord, parameters: Mapping[str, nn.Parameter]) -> dict[str, Layout]:
     """Tell what each parameter is: as recorded, since a difference from that has a finding of its own, or else as it is."""
     layouts = {name: Layout(tuple(item.shape), item.dtype) for name, item in parameters.items()}
-    modules = {f"{name}/": item.module for name, item in record.components.items()} | {"": record.model}
-    for prefix, module in modules.items():
-        for name, spec in module.contract.tensors.items() if module is not None else ():
+    for prefix, module in _recorded_modules(record).items():
+        for name, spec in module.contract.tensors.items():
             if spec is not None:
                 layouts[prefix + name] = Layout(spec.shape, DTYPES[spec.dtype])
     return layouts
@@ -256,6 +268,18 @@ def environment_findings(record: TrainingRecord) -> list[Finding]:
     return list(check_environment(record.environment))
 
 
+def warn_of_environment(findings: Iterable[Finding], stacklevel: int) -> None:
+    """Warn if something differs that can change the last bits from here on."""
+    differences = [f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in findings]
+    if differences:
+        warnings.warn(
+            "the state is restored exactly, but the environment differs in what can change the last bits from here on: "
+            + "; ".join(differences),
+            EnvironmentWarning,
+            stacklevel=stacklevel,
+        )
+
+
 class RestorePlan:
     """The writes that make a checked record live. Making the plan allocates everything; `run` only writes."""
 
@@ -342,7 +366,7 @@ class RestorePlan:
 
         They would go to tensors that the model no longer has.
         """
-        now = {name: item.tensor for name, item in _registered(self._live)}
+        now = {name: item.tensor for name, item in self._live.tensors()}
         replaced = [name for name, tensor in self._targets.items() if now.get(name) is not tensor]
         if replaced:
             raise RestoreInterrupted(
@@ -382,21 +406,14 @@ def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
     return ObjectRestore(records, values, reread=optimizers)
 
 
-def _registered(live: LiveTraining) -> Iterator[tuple[str, NamedTensor]]:
-    for prefix, module in live.modules().items():
-        for name, item in named_tensors(module, prefix or "model").items():
-            yield prefix + name, item
-
-
 def _targets(record: TrainingRecord, live: LiveTraining) -> dict[str, torch.Tensor | None]:
     """Return the tensors that are written, and those that optimizers hold; the rest is a caller's object to place."""
-    modules = {f"{name}/": item.module for name, item in record.components.items()} | {"": record.model}
     recorded = {
-        prefix + name for prefix, module in modules.items() if module is not None for name in module.tensors
+        prefix + name for prefix, module in _recorded_modules(record).items() for name in module.tensors
     }
     return {
         name: item.tensor
-        for name, item in _registered(live)
+        for name, item in live.tensors()
         if name in recorded or (item.tensor is not None and item.tensor.requires_grad)
     }
 

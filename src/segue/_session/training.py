@@ -34,16 +34,20 @@ from segue._session.bound_model import bound
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_no_model, refuse_wrong_kinds
 from segue._session.model_state import FullModel, ModelState
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
-from segue._session.plan import RestorePlan, environment_findings, find_mismatches, refuse
+from segue._session.plan import (
+    RestorePlan,
+    environment_findings,
+    find_mismatches,
+    refuse,
+    warn_of_environment,
+)
 from segue._session.record import TrainingRecord
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
     CounterWarning,
-    EnvironmentWarning,
     RestoreInterrupted,
     ScheduleWarning,
     UnsupportedState,
-    shown,
 )
 
 
@@ -314,19 +318,8 @@ class Training:
             findings += environment
         elif environment:
             unaccepted = [finding for finding in environment if finding.code not in accept]
-            self._warn_of_environment(
-                [f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in unaccepted]
-            )
+            warn_of_environment(unaccepted, stacklevel=5)
         return [finding.code for finding in refuse(findings, accept)]
-
-    def _warn_of_environment(self, differences: list[str]) -> None:
-        if differences:
-            warnings.warn(
-                "the state is restored exactly, but the environment differs in what can change the last bits from "
-                f"here on: {'; '.join(differences)}",
-                EnvironmentWarning,
-                stacklevel=5,
-            )
 
     def restore(
         self, record: TrainingRecord, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
