@@ -17,6 +17,7 @@ from segue import errors, optim, quant, stores
 from segue._capture.base import base_identity
 from segue._capture.component import Component
 from segue._capture.rng import RngStreams
+from segue._capture.state_of import StateOf
 from segue._record.base import BaseIdentity
 from segue._record.diff import Difference, RecordDiff
 from segue._record.entries import GradientEntry
@@ -54,6 +55,7 @@ __all__ = [
     "RecordDiff",
     "RestoredTraining",
     "RngStreams",
+    "StateOf",
     "SummedLoss",
     "TrainableOnly",
     "Training",

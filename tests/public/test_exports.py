@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
     "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator",
     "GradientEntry", "GradientsRecord", "PendingSave", "RankLocal", "RecordDiff", "RestoredTraining", "RngStreams",
-    "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
+    "StateOf", "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
     "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "from_bytes", "load", "optim", "quant",
     "restore_gradients", "restore_module", "restore_optimizer", "save", "stores", "to_bytes", "verify",
 ]  # fmt: skip
@@ -105,6 +105,7 @@ SECTIONS = {
     "capture_optimizer": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "restore_optimizer": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
     "TrainableOnly": ("Args", "Raises", "Guarantees", "Cost"),
+    "StateOf": ("Args", "Raises", "Guarantees"),
     "base_identity": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "TrainingRecord.capture": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "TrainingRecord.capture_async": ("Returns", "Cost"),
