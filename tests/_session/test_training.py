@@ -11,7 +11,6 @@ from segue.errors import (
     EnvironmentMismatch,
     EnvironmentWarning,
     InvalidRecord,
-    MismatchError,
     NotAtBoundary,
     ScheduleWarning,
     UnsupportedState,
@@ -182,21 +181,3 @@ def test_a_scaler_steps_over_gradients_that_were_scaled_before_the_capture():
         assert one.weight.grad.tolist() == [[1.0, 1.0]]
     assert torch.equal(model.weight, again.weight)
     assert scaler.state_dict() == other.state_dict()
-
-
-def test_another_initial_rate_under_a_schedule_says_what_accepting_it_changes():
-    def scheduled(rate):
-        model = nn.Linear(3, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
-        return optimizer, segue.Training(model, optimizer, schedule)
-
-    record = scheduled(0.1)[1].capture()
-    optimizer, training = scheduled(0.2)
-    with pytest.raises(MismatchError) as caught:
-        training.restore(record)
-    codes = ["optimizer.optimizer.initial_lr", "scheduler.scheduler.base_lrs"]
-    told = {finding.code: str(finding) for finding in caught.value.findings}
-    assert all("`param_groups` after resuming" in told[code] for code in codes)
-    training.restore(record, accept=told)
-    assert optimizer.param_groups[0]["lr"] == 0.1

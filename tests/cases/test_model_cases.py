@@ -430,8 +430,7 @@ def test_every_kind_of_mismatch_is_told_at_once(tmp_path):
     findings = caught.value.findings
     assert [finding.code for finding in findings] == [
         "model.shape.0.bias", "model.shape.0.weight", "model.shape.1.weight",
-        "optimizer.optimizer.initial_lr",
-        "scheduler.scheduler.step_size", "scheduler.scheduler.base_lrs", "component.ema", "component.other",
+        "optimizer.optimizer.lr", "scheduler.scheduler.step_size", "component.ema", "component.other",
     ]  # fmt: skip
     assert caught.value.also == findings[1:]
     assert {finding.error for finding in findings} >= {ContractMismatch, OptimizerMismatch, ComponentMismatch}

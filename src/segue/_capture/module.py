@@ -272,16 +272,22 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
         both = record.training.keys() & {path for path, _ in walk(module, scope)}
         yield from configuration_differences(record.configuration, live, both, scope)
     yield from record.contract.differences(found, scope)
-    modes = dict(modes_of(module, scope))
-    for path in sorted(record.training.keys() ^ modes.keys()):
+    modes, told = dict(modes_of(module, scope)), _owners_of_one_sided(record.contract, found)
+    for path in sorted((record.training.keys() ^ modes.keys()) - told):
         side = ("present", "absent") if path in record.training else ("absent", "present")
         yield Finding(
-            ContractMismatch,
-            f"{scope}.module.{path}",
-            "a submodule is on one side only",
-            f"{scope} {path}",
-            *side,
-        )
+            ContractMismatch, f"{scope}.module.{path}", "a submodule is on one side only", f"{scope} {path}", *side,
+            admissible=True,
+        )  # fmt: skip
+
+
+def _owners_of_one_sided(record: TrainableContract, found: TrainableContract) -> set[str]:
+    """Return the submodules with tensors which one side lacks: that is told of each, and they go with them."""
+    owners: set[str] = set()
+    for name in record.tensors.keys() ^ found.tensors.keys():
+        while name := name.rpartition(".")[0]:
+            owners.add(name)
+    return owners
 
 
 def _device_findings(record: TrainableContract, found: TrainableContract, scope: str) -> Iterator[Finding]:
@@ -306,6 +312,8 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
     writes: list[Write] = []
     for name, captured in record.tensors.items():
         assert not isinstance(captured, ConvertedTensor), "planned are records in their own dtypes"
+        if name not in tensors:
+            continue  # it was accepted that it is gone
         item, where = tensors[name], f"{scope} {name}"
         spec = record.contract.tensors[name]
         target = item.tensor

@@ -18,7 +18,8 @@ from torch import nn
 
 from segue._capture.component import Component, capture_object
 from segue._capture.deferred import deferring
-from segue._capture.optimizer import ParameterNames, membership_findings
+from segue._capture.membership import membership_findings
+from segue._capture.optimizer import ParameterNames
 from segue._capture.options import difference
 from segue._capture.owners import inner_groups, inner_optimizers, own_groups
 from segue._capture.plain import freeze

@@ -18,7 +18,7 @@ What it still loses: attributes an optimizer keeps outside `state` and `param_gr
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,13 @@ from segue._capture.attributes import (
     refuse_hidden_state,
     saves_as_known,
     table_slots,
+)
+from segue._capture.membership import (
+    are_strangers,
+    match_groups,
+    membership_findings,
+    one_sided_findings,
+    order_findings,
 )
 from segue._capture.memory import Memory
 from segue._capture.options import (
@@ -48,11 +55,10 @@ from segue._capture.tables import LookupTables
 from segue._capture.targets import empty_like, fill_writes, fits
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.composite import CapturedSparse, CapturedSubclass
-from segue._record.contract import moved
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor
 from segue._record.tree import thaw
-from segue.errors import Finding, UnsupportedState, some
+from segue.errors import Finding, UnsupportedState
 
 # Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
 # devices; `step`, which schedulers wrap, and the mark that they leave.
@@ -201,6 +207,7 @@ def check_optimizer(
     scope: str,
     *,
     compares_requests: bool = True,
+    one_sided: frozenset[str] = frozenset(),
 ) -> Iterator[Finding]:
     """Yield what differs: class, groups, members, order, and options that the program asked for.
 
@@ -210,6 +217,7 @@ def check_optimizer(
         names: The names of its parameters.
         scope: What it is, for messages and codes.
         compares_requests: Whether the record knows what the program asked for, since it was bound as it was made.
+        one_sided: Names of parameters that only the record has, or only the program, which is told of their modules.
     """
     refuse_unsupported_optimizer(optimizer, scope)
     if not is_of_class(optimizer, record.class_name):
@@ -228,119 +236,21 @@ def check_optimizer(
             "",
             "",
         )
-    live = group_names(optimizer, names, scope)
-    places = match_groups(record, live)
-    if places is None:
-        yield from membership_findings([group.parameters for group in record.groups], live, scope)
+    recorded, live = record.members, group_names(optimizer, names, scope)
+    places = match_groups(recorded, live)
+    if places is None or are_strangers(recorded, live, one_sided):
+        yield from membership_findings(recorded, live, scope)
         return
     # LBFGS keeps flat vectors over all parameters under the first of them: there the order *is* the state.
     by_name = not isinstance(optimizer, torch.optim.LBFGS)
-    yield from _order_findings(record, live, places, scope, admissible=by_name)
+    yield from one_sided_findings(recorded, live, one_sided, scope, admissible=by_name)
+    yield from order_findings(recorded, live, places, scope, admissible=by_name)
     configured = configured_options(optimizer, scope)
     for index, place in enumerate(places if compares_requests else ()):
-        yield from check_options(record.groups[place], configured[index], f"{scope} group {index}", scope)
-
-
-def match_groups(record: OptimizerRecord, live: list[list[str]]) -> list[int] | None:
-    """Find for each live group the recorded one with the same members; `None` if the partition differs."""
-    if len(record.groups) != len(live):
-        return None
-    by_members: dict[frozenset[str], list[int]] = {}
-    for index, group in enumerate(record.groups):
-        by_members.setdefault(frozenset(group.parameters), []).append(index)
-    places = []
-    for members in live:
-        candidates = by_members.get(frozenset(members))
-        if not candidates or len(record.groups[candidates[0]].parameters) != len(members):
-            return None
-        places.append(candidates.pop(0))
-    return places
-
-
-def membership_findings(
-    recorded: Sequence[Sequence[str]], live: Sequence[Sequence[str]], scope: str, section: str = "optimizers"
-) -> Iterator[Finding]:
-    """Yield which parameters are in other groups than they were, or on one side only.
-
-    Args:
-        recorded: The members of each recorded group by name.
-        live: Those of each live group.
-        scope: The optimizer, for codes.
-        section: Where in a record it is.
-    """
-    before, after = _places(recorded), _places(live)
-    if len(recorded) != len(live):
-        yield difference(
-            scope, "groups", "another number of groups", scope, len(recorded), len(live),
-            hint=_groups_hint(recorded, live, scope, section),
-        )  # fmt: skip
-    for name in sorted(before.keys() | after.keys()):
-        if name not in after:
-            sides = f"group {before[name][0]}", "absent"
-            yield difference(
-                scope, f"missing.{name}", "a parameter is in no group", f"{scope} {name}", *sides
+        if place is not None:
+            yield from check_options(
+                record.groups[place], configured[index], f"{scope} group {index}", scope
             )
-        elif name not in before:
-            sides = "absent", f"group {after[name][0]}"
-            yield difference(scope, f"extra.{name}", "a parameter was in no group", f"{scope} {name}", *sides)
-        elif before[name] != after[name]:
-            yield difference(
-                scope, f"group.{name}", "it is in another group", f"{scope} {name}",
-                _told(before[name]), _told(after[name]),
-            )  # fmt: skip
-
-
-def _places(groups: Sequence[Sequence[str]]) -> dict[str, list[int]]:
-    """Return where each name stands: more than one place in a record made by hand, or read from a file that lies."""
-    places: dict[str, list[int]] = {}
-    for index, members in enumerate(groups):
-        for name in members:
-            places.setdefault(name, []).append(index)
-    return places
-
-
-def _told(places: list[int]) -> int | list[int]:
-    return places[0] if len(places) == 1 else places
-
-
-def _groups_hint(
-    recorded: Sequence[Sequence[str]], live: Sequence[Sequence[str]], scope: str, section: str
-) -> str | None:
-    """Say how a program gets the groups that the record has: `add_param_group` in mid-run is not in its first lines."""
-    name = scope.removeprefix("optimizer.")
-    longer, shorter = (recorded, live) if len(recorded) > len(live) else (live, recorded)
-    known = [set(members) for members in shorter]
-    odd = [
-        f"group {index} ({some(members)})"
-        for index, members in enumerate(longer)
-        if set(members) not in known
-    ]
-    if not odd:
-        return None
-    if longer is live:
-        return f"{' and '.join(odd)} came later than the record: resume first, then `add_param_group`"
-    return (
-        f"{' and '.join(odd)} must be there before the restore: build the groups that "
-        f'`checkpointer.newest().{section}["{name}"].groups` names, then resume'
-    )
-
-
-def _order_findings(
-    record: OptimizerRecord, live: list[list[str]], places: list[int], scope: str, *, admissible: bool
-) -> Iterator[Finding]:
-    if places != sorted(places):
-        yield difference(
-            scope, "group_order", "the groups are in another order; each one's options follow its members",
-            scope, list(range(len(places))), places, admissible=admissible,
-        )  # fmt: skip
-    for index, place in enumerate(places):
-        before, after = list(record.groups[place].parameters), live[index]
-        if before != after:
-            what = "the parameters are in another order" + ("; state follows the name" if admissible else "")
-            yield difference(
-                scope, "order", what,
-                f"{scope} group {index}: {moved(before, after)}", before, after, admissible=admissible,
-            )  # fmt: skip
 
 
 def plan_optimizer(
@@ -350,14 +260,15 @@ def plan_optimizer(
 
     A live state tensor of the same layout is filled in place, so that resuming in one process needs no more memory.
     """
-    live = group_names(optimizer, names, scope)
-    places = match_groups(record, live)
+    places = match_groups(record.members, group_names(optimizer, names, scope))
     assert places is not None, "check_optimizer admits only equal partitions"
     parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
     writes: list[Write] = []
     tables = LookupTables(optimizer, writes)
     state: dict[torch.Tensor, dict[str, Any]] = {}
     for name, slots in record.state.items():
+        if name not in parameters:
+            continue  # it was accepted that it is gone
         parameter = parameters[name]
         current = optimizer.state.get(parameter, {})
         state[parameter] = {

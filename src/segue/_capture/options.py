@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -87,13 +86,6 @@ def _holders(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], str]]:
     yield optimizer.defaults, "defaults"
 
 
-SCHEDULED = (
-    "keeps what the program starts from; a schedule that goes on from the present rate is changed by that rate, in "
-    "`param_groups` after resuming"
-)
-"""What it means to accept another initial rate: `lr` itself, which a schedule has moved, is restored."""
-
-
 def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: str) -> Iterator[Finding]:
     """Yield the options that the program asks for otherwise than it did.
 
@@ -105,19 +97,26 @@ def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: 
     """
     asked: dict[str, Any] = record.configured
     for key in [*asked, *(key for key in live if key not in asked)]:
+        aspect = _aspect(key)
         if key not in live:
             yield difference(
-                scope, key, "an option of the record is unknown to the program", where, asked[key], "absent"
-            )
+                scope, aspect, "an option of the record is unknown to the program", f"{where} {key}", asked[key],
+                "absent", admissible=True, when_accepted="drops it",
+            )  # fmt: skip
         elif key not in asked:
             yield difference(
-                scope, key, "an option of the program is not in the record", where, "absent", live[key]
-            )
+                scope, aspect, "an option of the program is not in the record", f"{where} {key}", "absent",
+                live[key], admissible=True,
+            )  # fmt: skip
         elif not _same_request(key, record, live):
-            told = difference(
-                scope, key, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
+            yield difference(
+                scope, aspect, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
             )
-            yield replace(told, when_accepted=SCHEDULED) if key.startswith("initial_") else told
+
+
+def _aspect(key: str) -> str:
+    """Name an option in codes: where a scheduler has taken over, the rate that was asked for stands in `initial_lr`."""
+    return "lr" if key == "initial_lr" else key
 
 
 def difference(
@@ -130,10 +129,11 @@ def difference(
     *,
     hint: str | None = None,
     admissible: bool = False,
+    when_accepted: str = Finding.when_accepted,
 ) -> Finding:
     """Make the finding of something that differs in an optimizer."""
     return Finding(
-        OptimizerMismatch, f"{scope}.{aspect}", what, where, expected, found, hint, admissible=admissible
+        OptimizerMismatch, f"{scope}.{aspect}", what, where, expected, found, hint, admissible, when_accepted
     )
 
 
@@ -150,28 +150,36 @@ def _same_request(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
     )
 
 
+def _both_ask(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
+    return key in live and key in record.configured and _same_request(key, record, live)
+
+
 def plan_options(
-    record: OptimizerRecord, optimizer: Optimizer, places: list[int], scope: str, accept: Collection[str]
+    record: OptimizerRecord,
+    optimizer: Optimizer,
+    places: list[int | None],
+    scope: str,
+    accept: Collection[str],
 ) -> Write:
     """Plan to put options back; one that was accepted as changed stays, in the groups where it was.
 
     Args:
         record: The recorded optimizer.
         optimizer: The live one.
-        places: For each live group, the recorded one that has its members.
+        places: For each live group, the recorded one that has its members; `None` for a new one, which stays as it is.
         scope: The optimizer, for codes.
         accept: The accepted codes.
     """
     configured = configured_options(optimizer, scope)
     assignments: list[tuple[dict[str, Any], str, dict[str, Any], set[str]]] = []
     for index, (group, place) in enumerate(zip(optimizer.param_groups, places, strict=True)):
+        if place is None:
+            continue
         recorded, live = record.groups[place], configured[index]
         kept = {
             key
-            for key in live
-            if f"{scope}.{key}" in accept
-            and key in recorded.configured
-            and not _same_request(key, recorded, live)
+            for key in live.keys() | recorded.configured.keys()
+            if f"{scope}.{_aspect(key)}" in accept and not _both_ask(key, recorded, live)
         }
         assignments.append((group, str(place), recorded.options, kept))
     kept_anywhere = {key for *_, kept in assignments for key in kept}

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from segue._capture.callables import callable_state, fingerprint, restore_callable_state
-from segue._capture.options import SCHEDULED
 from segue._capture.plain import freeze
 from segue._capture.staging import is_of_class, type_name
 from segue._capture.writes import ObjectWrite, Write
@@ -164,10 +162,9 @@ def check_scheduler(
         sides = (asked.get(key, "absent"), live.get(key, "absent"))
         if not same(*sides) and not same(record.position.get(key), live.get(key)):
             known = key in asked and key in live
-            told = _finding(
+            yield _finding(
                 scope, key, "its configuration differs", f"{scope} {key}", *sides, admissible=known
             )
-            yield replace(told, when_accepted=SCHEDULED) if key == "base_lrs" else told
     nested = children(scheduler)
     if len(nested) != len(record.children):
         yield _finding(

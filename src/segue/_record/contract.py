@@ -118,15 +118,15 @@ class TrainableContract:
             yield from _spec_differences(name, recorded, live, scope)
 
     def _order_difference(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
-        """Compare the order of what is trained: nothing is added up over the rest.
+        """Compare the order of what is trained on both sides: nothing is added up over the rest.
 
         A parametrization that a forward puts on and takes off (peft's `target_parameters`) moves a frozen weight behind
         its bias (torch 2.13).
         """
-        if set(self.order) != set(found.order):
-            return
+        both = set(self.order) & set(found.order)
         before, now = (
-            [name for name in order if self._trains(name, found)] for order in (self.order, found.order)
+            [name for name in order if name in both and self._trains(name, found)]
+            for order in (self.order, found.order)
         )
         if before == now:
             return
@@ -148,6 +148,11 @@ class TrainableContract:
     def _names(self) -> dict[str, Sharing]:
         return {name: sharing for sharing in self.sharing for name in sharing.members}
 
+    def _knows_none_of(self, names: frozenset[str]) -> bool:
+        """Tell whether none of these names is one of its tensors, or a part of one: that is told of each already."""
+        known = self.tensors.keys() | self._names().keys()
+        return not any(name in known or name.rpartition(".")[0] in known for name in names)
+
     def _missing(self, name: str, found: TrainableContract, scope: str) -> Finding:
         alias = found._names().get(name)
         hint = None
@@ -158,7 +163,8 @@ class TrainableContract:
         kind = getattr(self.tensors[name], "kind", "buffer")
         return Finding(
             ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",
-            f"{scope} {name}", _summary(self.tensors[name]), "absent", hint,
+            f"{scope} {name}", _summary(self.tensors[name]), "absent", hint, admissible=alias is None,
+            when_accepted="leaves it out",
         )  # fmt: skip
 
     def _rename_hint(self, name: str, found: TrainableContract) -> str | None:
@@ -182,7 +188,7 @@ class TrainableContract:
         hint = None if alias is None else f"in the record it is an alias of {next(iter(alias.members))}"
         return Finding(
             ContractMismatch, f"{scope}.extra.{name}", f"a {kind} of the program is not in the record",
-            f"{scope} {name}", "absent", _summary(self.tensors[name]), hint,
+            f"{scope} {name}", "absent", _summary(self.tensors[name]), hint, admissible=alias is None,
         )  # fmt: skip
 
     def _sharing_differences(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
@@ -192,7 +198,7 @@ class TrainableContract:
         theirs = {frozenset(sharing.members): sharing for sharing in found.sharing}
         for members in sorted(ours.keys() | theirs.keys(), key=sorted):
             left, right = ours.get(members), theirs.get(members)
-            if left == right:
+            if left == right or (found if left else self)._knows_none_of(members):
                 continue
             names = ", ".join(sorted(members))
             yield Finding(

@@ -97,6 +97,11 @@ class OptimizerRecord:
     """A dictionary of trees: what the class keeps in attributes and was configured with, such as a block size.
     Compared at restore; `None` for the classes of torch, which keep everything in options."""
 
+    @property
+    def members(self) -> list[tuple[str, ...]]:
+        """The members of each group by name, in order."""
+        return [group.parameters for group in self.groups]
+
     def __post_init__(self) -> None:
         """Refuse attributes that are no dictionary by name: they could not be compared, and would count as none."""
         _refuse_no_dictionary("options of an optimizer", self.defaults)

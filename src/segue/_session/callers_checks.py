@@ -19,7 +19,7 @@ from segue._record.training import TrainingRecord
 from segue._session.callers_values import is_callers_form
 from segue._session.devices import existing_device
 from segue._session.live import by_name
-from segue._session.plan import refuse_all
+from segue._session.refusals import refuse_all
 from segue.errors import (
     ComponentMismatch,
     DeviceMismatch,

@@ -21,7 +21,7 @@ from segue._record.tensors import DTYPES
 from segue._record.training import TrainingRecord
 from segue._record.window import WindowRecord, WindowState
 from segue._session.accumulators import GradientAccumulator, WeightedAccumulator
-from segue._session.plan import refuse_all
+from segue._session.refusals import refuse_all
 from segue.errors import ContractMismatch, Finding, InvalidRecord
 
 Accumulator = GradientAccumulator | WeightedAccumulator

@@ -27,7 +27,7 @@ from segue._session.callers_checks import (
 from segue._session.callers_pending import refuse_impossible_window, restored_pending
 from segue._session.callers_schedulers import restored_schedulers
 from segue._session.callers_values import is_callers_form
-from segue._session.plan import environment_findings, refuse_other_version, warn_of_environment
+from segue._session.refusals import environment_findings, refuse_other_version, warn_of_environment
 
 if TYPE_CHECKING:
     from segue._session.record import TrainingRecord

@@ -15,7 +15,7 @@ from segue._record.training import TrainingRecord
 from segue._session.callers_capture import CALLERS_OPTIMIZERS
 from segue._session.callers_checks import is_factory, recorded_schedulers, refuse_other_schedulers
 from segue._session.live import by_name
-from segue._session.plan import refuse_all
+from segue._session.refusals import refuse_all
 from segue.errors import Finding, SchedulerMismatch
 
 

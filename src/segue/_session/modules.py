@@ -16,7 +16,7 @@ from segue._record.sections import ModuleRecord
 from segue._session.live import refuse_no_model
 from segue._session.model_checks import base_findings
 from segue._session.own_dtypes import in_own_dtypes
-from segue._session.plan import refuse_all
+from segue._session.refusals import refuse_all
 from segue.errors import InvalidRecord
 
 

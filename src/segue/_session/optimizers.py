@@ -18,7 +18,7 @@ from segue._record.sections import OptimizerRecord
 from segue._record.structure import unstructure
 from segue._session.live import parameter_names, refuse_no_model
 from segue._session.own_dtypes import in_own_dtypes
-from segue._session.plan import refuse_all
+from segue._session.refusals import refuse_all
 from segue.errors import InvalidRecord, UnsupportedState
 
 _SCOPE = "optimizer"

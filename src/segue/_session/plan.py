@@ -6,278 +6,29 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 from segue._capture.clock import ScheduleClock
-from segue._capture.component import ObjectRestore, check_component, streams_last
-from segue._capture.environment import check_environment
-from segue._capture.gradients import check_gradients, check_window, plan_gradients, plan_window
-from segue._capture.history import Layout, check_history
+from segue._capture.component import ObjectRestore, streams_last
+from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import plan_module
-from segue._capture.opaque import check_opaque
-from segue._capture.optimizer import ParameterNames, check_optimizer, plan_optimizer
-from segue._capture.scheduler import check_scheduler, plan_scheduler
-from segue._capture.staging import type_name
-from segue._capture.writes import ObjectWrite, Write, scratch_for
+from segue._capture.optimizer import plan_optimizer
+from segue._capture.writes import Write, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
-from segue._record.sections import ModuleRecord, OpaqueOptimizerRecord, OptimizerRecord
-from segue._record.tensors import DTYPES
-from segue._record.training import RECORD_VERSION, Topology, TrainingRecord
+from segue._record.training import TrainingRecord
 from segue._session.callers_model import callers_record
-from segue._session.callers_values import is_callers_form
+from segue._session.checks import check_model
 from segue._session.live import LiveTraining, parameter_names
+from segue._session.one_sided import recorded_modules, shared_part
+from segue._session.schedules import plan_schedules
 from segue.errors import (
-    ComponentMismatch,
-    ContractMismatch,
-    DeviceMismatch,
-    EnvironmentWarning,
-    Finding,
-    LossyRecord,
     MismatchError,
-    OptimizerMismatch,
     RestoreInterrupted,
-    SchedulerMismatch,
-    TopologyMismatch,
-    UnsupportedFormat,
-    shown,
     some,
 )
-
-
-def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]:
-    """Compare a record with live objects, in the fixed order of the checks. Changes nothing.
-
-    Raises:
-        UnsupportedFormat: If the record is of another version.
-        UnsupportedState: If the live training itself can't be captured, so that there is nothing to compare with.
-    """
-    refuse_other_version(record)
-    _refuse_callers_form(record)
-    findings = [finding for check in _CHECKS for finding in check(record, live)]
-    return sorted(
-        findings, key=lambda finding: _FIRST.index(finding.error) if finding.error in _FIRST else len(_FIRST)
-    )
-
-
-def refuse_other_version(record: TrainingRecord) -> None:
-    """Raise `UnsupportedFormat` for a record of a version that this code does not know."""
-    if record.version != RECORD_VERSION:
-        raise UnsupportedFormat(
-            "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
-        )
-
-
-def _refuse_callers_form(record: TrainingRecord) -> None:
-    if is_callers_form(record):
-        raise OptimizerMismatch(
-            "model and optimizers of this record are the caller's own", code="record.kind", where="record",
-            expected="a record of `Training.capture`", found=f"kind {record.kind!r}, of `TrainingRecord.capture`",
-            hint="`record.restore(model, scheduler, restore_model=..., restore_groups=...)` restores it",
-        )  # fmt: skip
-
-
-def _check_topology(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    if record.topology != Topology():
-        yield Finding(
-            TopologyMismatch, "topology", "it was captured by another number of processes", "topology",
-            record.topology, Topology(),
-        )  # fmt: skip
-
-
-def _check_precision(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    lossy = record.lossy
-    if lossy:
-        yield Finding(
-            LossyRecord, "record.lossy", "it was stored in a precision that lost bits of it",
-            f"{len(lossy)} tensors: {some(lossy)}", "exact", f"precision {record.precision!r}",
-            "go on from a record that was stored as it was (`native`)", admissible=True,
-            when_accepted="restores what is left of them",
-        )  # fmt: skip
-
-
-def _check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    yield from live.model_state.check(record)
-
-
-def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    parameters = live.parameters()
-    names = parameter_names(parameters)
-    yield from _check_each(
-        OptimizerMismatch, "optimizer", {**record.optimizers, **(record.opaque_optimizers or {})},
-        {**live.optimizers, **live.opaque},
-        lambda name, before, now: _check_optimizer(before, now, names, f"optimizer.{name}"),
-    )  # fmt: skip
-    layouts = _layouts(record, parameters)
-    for name, optimizer in record.optimizers.items():
-        yield from check_history(optimizer, layouts, f"optimizer.{name}")
-
-
-def _recorded_modules(record: TrainingRecord) -> dict[str, ModuleRecord]:
-    """Return every recorded module by the prefix of its names, as `LiveTraining.modules` does the live ones."""
-    components = {f"{name}/": item.module for name, item in record.components.items()}
-    return {"": record.model, **{name: module for name, module in components.items() if module is not None}}
-
-
-def _layouts(record: TrainingRecord, parameters: Mapping[str, nn.Parameter]) -> dict[str, Layout]:
-    """Tell what each parameter is: as recorded, since a difference from that has a finding of its own, or else as it is."""
-    layouts = {name: Layout(tuple(item.shape), item.dtype) for name, item in parameters.items()}
-    for prefix, module in _recorded_modules(record).items():
-        for name, spec in module.contract.tensors.items():
-            if spec is not None:
-                layouts[prefix + name] = Layout(spec.shape, DTYPES[spec.dtype])
-    return layouts
-
-
-def _check_optimizer(
-    record: OptimizerRecord | OpaqueOptimizerRecord, optimizer: Any, names: ParameterNames, scope: str
-) -> Iterator[Finding]:
-    if isinstance(record, OptimizerRecord) != isinstance(optimizer, Optimizer):
-        yield Finding(
-            OptimizerMismatch, f"{scope}.class", "another class of optimizer", scope, record.class_name,
-            type_name(optimizer),
-        )  # fmt: skip
-    elif isinstance(record, OptimizerRecord):
-        yield from check_optimizer(record, optimizer, names, scope)
-    else:
-        yield from check_opaque(record, optimizer, names, scope)
-
-
-def _check_pending(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    parameters = live.parameters()
-    yield from check_gradients(record.gradients, parameters)
-    if record.window is not None and live.accumulator is not None:
-        yield from check_window(record.window, live.accumulator, parameters)
-    elif record.window is not None or live.accumulator is not None:
-        sides = ("present", "absent") if record.window is not None else ("absent", "present")
-        yield Finding(
-            ContractMismatch, "window", "an accumulator is on one side only", "accumulator", *sides,
-            'hand it in as `Training(..., accumulator=...)`, or leave it out as when it was captured',
-        )  # fmt: skip
-
-
-def _check_schedulers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    names = live.optimizer_names()
-    yield from _check_each(
-        SchedulerMismatch, "scheduler", record.schedulers, live.schedulers,
-        lambda name, before, now: check_scheduler(before, now, names, f"scheduler.{name}"),
-    )  # fmt: skip
-
-
-def _check_components(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    shares = live.shares()
-    yield from _check_each(
-        ComponentMismatch, "component", record.components, live.components,
-        lambda name, before, now: check_component(before, now, name, shares.get(name)),
-    )  # fmt: skip
-
-
-def _check_streams(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    if record.streams is not None and live.rng is not None:
-        yield from live.rng.check(record.streams)
-    elif record.streams is not None or live.rng is not None:
-        sides = ("captured", "rng=None") if record.streams is not None else ("rng=None", "captured")
-        yield Finding(
-            ComponentMismatch, "streams", "random streams are on one side only", "random streams", *sides
-        )
-
-
-_CHECKS = (
-    _check_topology, _check_precision, _check_model, _check_optimizers, _check_pending, _check_schedulers,
-    _check_components, _check_streams,
-)  # fmt: skip
-
-
-# Whatever part they concern: on other processes or devices nothing else means much.
-_FIRST: tuple[type[MismatchError], ...] = (TopologyMismatch, DeviceMismatch)
-
-
-def _check_each(
-    error: type[MismatchError],
-    kind: str,
-    record: Mapping[str, Any],
-    live: Mapping[str, Any],
-    check: Callable[[str, Any, Any], Iterator[Finding]],
-) -> Iterator[Finding]:
-    """Compare what is registered by name: what is on one side only, and each pair by `check(name, before, now)`."""
-    for name in sorted(record.keys() | live.keys()):
-        if name in record and name in live:
-            yield from check(name, record[name], live[name])
-        else:
-            yield _one_sided(error, kind, name, record, live)
-
-
-_A = {"optimizer": "an optimizer", "scheduler": "a scheduler", "component": "a component"}
-
-
-def _one_sided(error: type[MismatchError], kind: str, name: str, record: Any, live: Any) -> Finding:
-    where = f"{kind}.{name}"
-    if name in live:
-        what, sides = f"{_A[kind]} of the program is not in the record", ("absent", type_name(live[name]))
-    else:
-        what, sides = (
-            f"{_A[kind]} of the record is missing in the program",
-            (record[name].class_name, "absent"),
-        )
-    return Finding(error, where, what, where, *sides)
-
-
-def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
-    """Raise for all findings that are not accepted; return the accepted ones.
-
-    Raises:
-        MismatchError: With every remaining finding.
-    """
-    admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
-    refused = [finding for finding in findings if finding not in admitted]
-    if refused:
-        error = MismatchError.of(
-            [_told_in_vain(finding) if finding.code in accept else finding for finding in refused]
-        )
-        unknown = sorted(set(accept) - {finding.code for finding in findings})
-        if unknown:
-            error.add_note(f"accept: no difference has the code {', '.join(map(repr, unknown))}")
-        raise error
-    return admitted
-
-
-def refuse_all(findings: Iterable[Finding]) -> None:
-    """Raise for all findings where none can be accepted.
-
-    Raises:
-        MismatchError: With every finding, if there is any.
-    """
-    refused = [replace(finding, admissible=False) for finding in findings]
-    if refused:
-        raise MismatchError.of(refused)
-
-
-def _told_in_vain(finding: Finding) -> Finding:
-    why = "this difference can't be accepted"
-    return replace(finding, hint=f"{finding.hint}; {why}" if finding.hint else why)
-
-
-def environment_findings(record: TrainingRecord) -> list[Finding]:
-    """Return what differs in the environment."""
-    return list(check_environment(record.environment))
-
-
-def warn_of_environment(findings: Iterable[Finding], stacklevel: int) -> None:
-    """Warn if something differs that can change the last bits from here on."""
-    differences = [f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in findings]
-    if differences:
-        warnings.warn(
-            "the state is restored exactly, but the environment differs in what can change the last bits from here on: "
-            + "; ".join(differences),
-            EnvironmentWarning,
-            stacklevel=stacklevel,
-        )
 
 
 class RestorePlan:
@@ -287,7 +38,7 @@ class RestorePlan:
         self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
     ) -> None:
         refuse_inexact_record(record)
-        record = in_own_dtypes(record)
+        record = in_own_dtypes(shared_part(record, live))
         self._record = record
         self._live = live
         # The streams first: reading the undo copies runs code of others, which may draw.
@@ -312,10 +63,7 @@ class RestorePlan:
         yield from plan_gradients(record.gradients, parameters)
         if record.window is not None and live.accumulator is not None:
             yield from plan_window(record.window, live.accumulator, parameters)
-        for name, scheduler in record.schedulers.items():
-            yield from plan_scheduler(scheduler, live.schedulers[name], f"scheduler.{name}", accepted)
-            outstanding, usual = scheduler.outstanding_steps, scheduler.usual_steps
-            yield ObjectWrite(f"scheduler.{name} clock", _set_clock(clock, name, outstanding, usual))
+        yield from plan_schedules(record, live, clock, accepted)
         if record.streams is not None and live.rng is not None:
             yield from live.rng.plan(record.streams)
 
@@ -376,9 +124,7 @@ class RestorePlan:
             )  # fmt: skip
 
     def _check_contract_again(self) -> None:
-        findings = [
-            item for item in _check_model(self._record, self._live) if item.code not in self._accepted
-        ]
+        findings = [item for item in check_model(self._record, self._live) if item.code not in self._accepted]
         if findings:
             error = MismatchError.of(findings)
             self._objects.undo(error)
@@ -409,14 +155,10 @@ def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
 def _targets(record: TrainingRecord, live: LiveTraining) -> dict[str, torch.Tensor | None]:
     """Return the tensors that are written, and those that optimizers hold; the rest is a caller's object to place."""
     recorded = {
-        prefix + name for prefix, module in _recorded_modules(record).items() for name in module.tensors
+        prefix + name for prefix, module in recorded_modules(record).items() for name in module.tensors
     }
     return {
         name: item.tensor
         for name, item in live.tensors()
         if name in recorded or (item.tensor is not None and item.tensor.requires_grad)
     }
-
-
-def _set_clock(clock: ScheduleClock, name: str, outstanding: int, usual: int | None) -> Any:
-    return lambda: clock.restore(name, outstanding, usual)

@@ -31,17 +31,13 @@ from segue._record.counters import stuck_counters
 from segue._record.rename import is_known, renamed
 from segue._record.sections import OptimizerRecord, SchedulerRecord
 from segue._session.bound_model import bound
+from segue._session.checks import find_mismatches
 from segue._session.live import LiveTraining, by_name, parameter_names, refuse_no_model, refuse_wrong_kinds
 from segue._session.model_state import FullModel, ModelState
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
-from segue._session.plan import (
-    RestorePlan,
-    environment_findings,
-    find_mismatches,
-    refuse,
-    warn_of_environment,
-)
+from segue._session.plan import RestorePlan
 from segue._session.record import TrainingRecord
+from segue._session.refusals import environment_findings, refuse, warn_of_environment
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
     CounterWarning,

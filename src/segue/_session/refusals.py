@@ -1,0 +1,71 @@
+"""What is done about differences: refused together, admitted by their codes, or warned of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from segue._capture.environment import check_environment
+from segue._record.training import RECORD_VERSION, TrainingRecord
+from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, shown
+
+
+def refuse_other_version(record: TrainingRecord) -> None:
+    """Raise `UnsupportedFormat` for a record of a version that this code does not know."""
+    if record.version != RECORD_VERSION:
+        raise UnsupportedFormat(
+            "a record of another version", where="record", expected=RECORD_VERSION, found=record.version
+        )
+
+
+def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
+    """Raise for all findings that are not accepted; return the accepted ones.
+
+    Raises:
+        MismatchError: With every remaining finding.
+    """
+    admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
+    refused = [finding for finding in findings if finding not in admitted]
+    if refused:
+        error = MismatchError.of(
+            [_told_in_vain(finding) if finding.code in accept else finding for finding in refused]
+        )
+        unknown = sorted(set(accept) - {finding.code for finding in findings})
+        if unknown:
+            error.add_note(f"accept: no difference has the code {', '.join(map(repr, unknown))}")
+        raise error
+    return admitted
+
+
+def refuse_all(findings: Iterable[Finding]) -> None:
+    """Raise for all findings where none can be accepted.
+
+    Raises:
+        MismatchError: With every finding, if there is any.
+    """
+    refused = [replace(finding, admissible=False) for finding in findings]
+    if refused:
+        raise MismatchError.of(refused)
+
+
+def _told_in_vain(finding: Finding) -> Finding:
+    why = "this difference can't be accepted"
+    return replace(finding, hint=f"{finding.hint}; {why}" if finding.hint else why)
+
+
+def environment_findings(record: TrainingRecord) -> list[Finding]:
+    """Return what differs in the environment."""
+    return list(check_environment(record.environment))
+
+
+def warn_of_environment(findings: Iterable[Finding], stacklevel: int) -> None:
+    """Warn if something differs that can change the last bits from here on."""
+    differences = [f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in findings]
+    if differences:
+        warnings.warn(
+            "the state is restored exactly, but the environment differs in what can change the last bits from here on: "
+            + "; ".join(differences),
+            EnvironmentWarning,
+            stacklevel=stacklevel,
+        )
