@@ -153,3 +153,52 @@ def test_a_due_schedule_is_told_once_until_it_moves():
         assert clock.tells_due("s")
         assert not clock.tells_due("s")
         scheduler.step()
+
+
+class Own(lr_scheduler.LRScheduler):
+    """Keeps its position in an attribute of its own."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.moves = optimizer, 0
+
+    def step(self):
+        self.moves += 1
+
+
+def test_a_schedule_with_a_position_of_its_own_moves():
+    optimizer, _ = pair()
+    scheduler = Own(optimizer)
+    clock = ScheduleClock({"s": scheduler})
+    optimizer.step()
+    scheduler.step()
+    assert (clock.outstanding("s"), clock.usual("s")) == (0, 1)
+    optimizer.step()
+    assert clock.tells_due("s")
+
+
+def scaled_step(scaler, optimizer, *, overflows):
+    parameter = optimizer.param_groups[0]["params"][0]
+    parameter.grad = torch.full_like(parameter, float("inf") if overflows else 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_none_although_a_fused_optimizer_is_called(fused):
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=fused)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.zeros(1))
+    clock = ScheduleClock({"s": scheduler})
+    for overflows in (False, False, True):
+        scaled_step(scaler, optimizer, overflows=overflows)
+    assert (clock.outstanding("s"), clock.usual("s")) == (2, None)
+    scheduler.step()
+    scaled_step(scaler, optimizer, overflows=True)
+    assert (clock.outstanding("s"), clock.usual("s")) == (0, 2)
+    scheduler.step()
+    assert clock.usual("s") == 2
+    scaled_step(scaler, optimizer, overflows=False)
+    assert not clock.tells_due("s")
+    scaled_step(scaler, optimizer, overflows=False)
+    assert clock.tells_due("s")
