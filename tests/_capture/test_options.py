@@ -142,3 +142,36 @@ def test_a_tensor_learning_rate_is_moved_by_its_scheduler_after_a_restore():
         step(*live[:2])
         live[2].step()
     assert diff(training.capture(), other_training.capture()).identical
+
+
+def test_tensors_within_options_stay_one_in_all_groups_and_are_filled_where_they_lie():
+    def betas():
+        return torch.tensor(0.9), torch.tensor(0.99)
+
+    model, one = two_groups(betas=betas())
+    training = Training(model, one)
+    one.param_groups[0]["betas"][0].fill_(0.5)
+    other_model, other = two_groups(betas=betas())
+    held = other.param_groups[0]["betas"]
+    Training(other_model, other).restore(training.capture())
+    for options in (*other.param_groups, other.defaults):
+        assert all(tensor is one for tensor, one in zip(options["betas"], held, strict=True))
+    assert held[0].item() == 0.5
+
+
+@pytest.mark.parametrize("current", [None, {"a": (torch.tensor(3.0),)}, {5: 1, "a": [torch.tensor(3.0), 4]}])
+def test_tensors_within_keys_of_ones_own_come_back_whatever_the_program_has_there(current):
+    model, one = two_groups(lr=0.1)
+    other_model, other = two_groups(lr=0.1)
+    training, other_training = Training(model, one), Training(other_model, other)
+    shared = torch.tensor(1.0)
+    one.param_groups[0]["own"] = {"a": [shared, torch.tensor(2)], 5: (shared, "text")}
+    one.param_groups[1]["own"] = shared
+    if current is not None:
+        other.param_groups[0]["own"] = current
+    record = training.capture()
+    other_training.restore(record)
+    assert diff(record, other_training.capture()).identical
+    first, second = (group["own"] for group in other.param_groups)
+    assert first["a"][0] is first[5][0] is second
+    assert second.item() == 1.0

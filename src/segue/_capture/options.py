@@ -71,12 +71,12 @@ def configured_options(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]
 
 
 def shared_options(optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:
-    """Name the places of options that are one tensor, two or more each, such as `0/lr` and `defaults/lr`."""
+    """Name the places of options that are one tensor, two or more each, such as `0/lr` and `defaults/betas/0`."""
     places: dict[int, list[str]] = {}
     for holder, label in _holders(optimizer):
         for key, value in holder.items():
-            if isinstance(value, torch.Tensor) and key not in _NOT_OPTIONS:
-                places.setdefault(id(value), []).append(f"{label}/{key}")
+            for place, tensor in _tensors(value, f"{label}/{key}") if key not in _NOT_OPTIONS else ():
+                places.setdefault(id(tensor), []).append(place)
     return tuple(tuple(names) for names in places.values() if len(names) > 1)
 
 
@@ -191,36 +191,69 @@ def _assign(
     assignments: list[tuple[dict[str, Any], str, dict[str, Any], set[str]]],
     shared: tuple[tuple[str, ...], ...],
 ) -> None:
-    first_place = {place: places[0] for places in shared for place in places}
-    made: dict[str, torch.Tensor] = {}
-    taken: set[int] = set()
+    tensors = _Tensors(shared)
     for holder, label, values, kept in assignments:
         for key, value in values.items():
-            if key in kept:
-                continue
-            place = f"{label}/{key}"
-            if isinstance(value, CapturedTensor):
-                place = first_place.get(place, place)
-                if place not in made:
-                    made[place] = _filled(holder.get(key), value, taken)
-                holder[key] = made[place]
-            else:
-                holder[key] = thaw(value)
+            if key not in kept:
+                holder[key] = tensors.live(value, holder.get(key), f"{label}/{key}")
         for key in [
             key for key in holder if key not in values and key not in _NOT_OPTIONS and key not in kept
         ]:
             del holder[key]
 
 
-def _filled(current: Any, value: CapturedTensor, taken: set[int]) -> torch.Tensor:
-    """Fill the live tensor, unless it is of another layout or another option has it already."""
-    fits = (
-        isinstance(current, torch.Tensor)
-        and (current.dtype, tuple(current.shape), str(current.device))
-        == (value.dtype, value.shape, value.device)
-        and current.untyped_storage().data_ptr() not in taken
-    )
-    target = current if fits else empty_like_captured(value, value.device)
-    taken.add(target.untyped_storage().data_ptr())
-    fill(target, value)
-    return target
+class _Tensors:
+    """Tensors among the options that are put back: filled where they lie, and one again where they were one.
+
+    Args:
+        shared: Places that are one tensor.
+    """
+
+    def __init__(self, shared: tuple[tuple[str, ...], ...]) -> None:
+        self._first_place = {place: places[0] for places in shared for place in places}
+        self._made: dict[str, torch.Tensor] = {}
+        self._taken: set[int] = set()
+
+    def live(self, value: Any, current: Any, place: str) -> Any:
+        """Return the live value of an option, or of a part of one; containers are built anew."""
+        if isinstance(value, CapturedTensor):
+            place = self._first_place.get(place, place)
+            if place not in self._made:
+                self._made[place] = self._filled(current, value)
+            return self._made[place]
+        kind = type(value)
+        if kind is dict:
+            now = current if type(current) is dict else {}
+            return {
+                thaw(key): self.live(item, now.get(key), f"{place}/{index}")
+                for index, (key, item) in enumerate(value.items())
+            }
+        if kind in (list, tuple):
+            parts = current if type(current) is kind and len(current) == len(value) else [None] * len(value)
+            return kind(
+                self.live(item, part, f"{place}/{index}")
+                for index, (item, part) in enumerate(zip(value, parts, strict=True))
+            )
+        return thaw(value)
+
+    def _filled(self, current: Any, value: CapturedTensor) -> torch.Tensor:
+        """Fill the live tensor, unless it is of another layout or another option has it already."""
+        fits = (
+            isinstance(current, torch.Tensor)
+            and (current.dtype, tuple(current.shape), str(current.device))
+            == (value.dtype, value.shape, value.device)
+            and current.untyped_storage().data_ptr() not in self._taken
+        )
+        target = current if fits else empty_like_captured(value, value.device)
+        self._taken.add(target.untyped_storage().data_ptr())
+        fill(target, value)
+        return target
+
+
+def _tensors(value: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of an option with their places: that of the option, or with the position of each part."""
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif type(value) in (dict, list, tuple):
+        for index, item in enumerate(value.values() if type(value) is dict else value):
+            yield from _tensors(item, f"{place}/{index}")
