@@ -97,20 +97,25 @@ def check_options(record: GroupRecord, live: dict[str, Any], where: str, scope: 
     """
     asked: dict[str, Any] = record.configured
     for key in [*asked, *(key for key in live if key not in asked)]:
-        aspect = _aspect(key)
         if key not in live:
             yield difference(
-                scope, aspect, "an option of the record is unknown to the program", f"{where} {key}", asked[key],
+                scope, key, "an option of the record is unknown to the program", f"{where} {key}", asked[key],
                 "absent", admissible=True, when_accepted="drops it",
             )  # fmt: skip
         elif key not in asked:
             yield difference(
-                scope, aspect, "an option of the program is not in the record", f"{where} {key}", "absent",
+                scope, key, "an option of the program is not in the record", f"{where} {key}", "absent",
                 live[key], admissible=True,
             )  # fmt: skip
         elif not _same_request(key, record, live):
             yield difference(
-                scope, aspect, "an option differs", f"{where} {key}", asked[key], live[key], admissible=True
+                scope,
+                _aspect(key),
+                "an option differs",
+                f"{where} {key}",
+                asked[key],
+                live[key],
+                admissible=True,
             )
 
 
@@ -142,12 +147,14 @@ def _same_request(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
 
     The second is what a program asks that is built again around an optimizer in mid-run (a notebook cell).
     """
-    driver = _DRIVEN.get(key)
-    if driver is not None and driver in record.configured and driver in live:
-        return type(record.configured[key]) is type(live[key])
-    return same(record.configured[key], live[key]) or (
-        key in record.options and same(record.options[key], live[key])
-    )
+    asked, driver = record.configured, _DRIVEN.get(key)
+    if driver is not None and driver in asked and driver in live:
+        return type(asked[key]) is type(live[key])
+    if key == "lr":  # of a program with a schedule, and one without
+        before, now = (options.get("initial_lr", options["lr"]) for options in (asked, live))
+    else:
+        before, now = asked[key], live[key]
+    return same(before, now) or (key in record.options and same(record.options[key], live[key]))
 
 
 def _both_ask(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
@@ -179,7 +186,8 @@ def plan_options(
         kept = {
             key
             for key in live.keys() | recorded.configured.keys()
-            if f"{scope}.{_aspect(key)}" in accept and not _both_ask(key, recorded, live)
+            if not {f"{scope}.{key}", f"{scope}.{_aspect(key)}"}.isdisjoint(accept)
+            and not _both_ask(key, recorded, live)
         }
         assignments.append((group, str(place), recorded.options, kept))
     kept_anywhere = {key for *_, kept in assignments for key in kept}

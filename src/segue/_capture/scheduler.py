@@ -9,7 +9,8 @@ by `optimizer`, so the order in which a program builds and restores things doesn
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -29,6 +30,10 @@ _POSITION = frozenset({
     "num_bad_epochs", "cooldown_counter",
 })  # fmt: skip
 _STRUCTURE = frozenset({"optimizer", "_schedulers"})
+# Lists with an entry for each group of the optimizer (torch 2.13).
+_BY_GROUP = frozenset({
+    "base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums", "min_lrs",
+})  # fmt: skip
 
 _first_bound: weakref.WeakKeyDictionary[LRScheduler, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -142,6 +147,44 @@ def _refuse_changed_functions(scheduler: LRScheduler, configuration: Mapping[str
                     "a function has changed since the scheduler was bound", code="capture.changed_function", where=where,
                     found=type_name(value), hint="use an object with `__call__`: its attributes are captured",
                 )  # fmt: skip
+
+
+def arranged(
+    record: SchedulerRecord, scheduler: LRScheduler, places: Sequence[int | None], scope: str
+) -> SchedulerRecord:
+    """Return the record with its lists by group in the order of the program's groups.
+
+    Args:
+        record: Of the scheduler.
+        scheduler: The live one, whose own entries stand for groups that the record does not have.
+        places: For each live group, the recorded one that it is; `None` for a new one.
+        scope: What it is called in messages.
+    """
+    configuration = _first_bound.get(scheduler) or _configuration(scheduler, scope)
+    return replace(
+        record,
+        configuration=_arranged(record.configuration, configuration, places),
+        position=_arranged(record.position, _position(scheduler, scope), places),
+        children=tuple(
+            arranged(before, child, places, f"{scope}.{index}")
+            for index, (before, child) in enumerate(
+                zip(record.children, children(scheduler), strict=False)
+            )
+        ) + record.children[len(children(scheduler)) :],
+    )  # fmt: skip
+
+
+def _arranged(
+    recorded: Mapping[str, Any], live: Mapping[str, Any], places: Sequence[int | None]
+) -> dict[str, Any]:
+    found = dict(recorded)
+    for key in _BY_GROUP & recorded.keys() & live.keys():
+        before, now = recorded[key], live[key]
+        reach = max([-1, *(place for place in places if place is not None)])
+        if type(before) is list and type(now) is list and reach < len(before) and len(now) == len(places):
+            pairs = zip(places, now, strict=True)
+            found[key] = [own if place is None else before[place] for place, own in pairs]
+    return found
 
 
 def check_scheduler(

@@ -21,7 +21,7 @@ from segue._session.callers_values import is_callers_form
 from segue._session.live import LiveTraining, parameter_names
 from segue._session.one_sided import one_sided_names, recorded_modules, without_gone
 from segue._session.refusals import refuse_other_version
-from segue._session.schedules import check_schedule, told_of_rates
+from segue._session.schedules import Schedules
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
@@ -87,11 +87,12 @@ def check_model(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]
 def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
     parameters = live.parameters()
     names, one_sided = parameter_names(parameters), one_sided_names(record, live)
+    schedules = Schedules(record, live)
     yield from _check_each(
         OptimizerMismatch, "optimizer", {**record.optimizers, **(record.opaque_optimizers or {})},
         {**live.optimizers, **live.opaque},
-        lambda name, before, now: told_of_rates(
-            _check_optimizer(before, now, names, f"optimizer.{name}", one_sided), name, record, live
+        lambda name, before, now: schedules.told_of_rates(
+            _check_optimizer(before, now, names, f"optimizer.{name}", one_sided), name
         ),
     )  # fmt: skip
     layouts = _layouts(record, parameters)
@@ -144,9 +145,10 @@ def _check_schedulers(record: TrainingRecord, live: LiveTraining) -> Iterator[Fi
     def rates_differ(optimizer: str) -> bool:
         return any(item.code == f"optimizer.{optimizer}.lr" for item in _check_optimizers(record, live))
 
+    schedules = Schedules(record, live)
     yield from _check_each(
         SchedulerMismatch, "scheduler", record.schedulers, live.schedulers,
-        lambda name, before, now: check_schedule(name, record, live, rates_differ),
+        lambda name, before, now: schedules.check(name, rates_differ),
     )  # fmt: skip
 
 

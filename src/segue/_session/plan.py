@@ -16,14 +16,14 @@ from segue._capture.component import ObjectRestore, streams_last
 from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import plan_module
 from segue._capture.optimizer import plan_optimizer
-from segue._capture.writes import Write, scratch_for
+from segue._capture.writes import Write, run_all, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import TrainingRecord
 from segue._session.callers_model import callers_record
 from segue._session.checks import check_model
 from segue._session.live import LiveTraining, parameter_names
 from segue._session.one_sided import recorded_modules, shared_part
-from segue._session.schedules import plan_schedules
+from segue._session.schedules import Schedules
 from segue.errors import (
     MismatchError,
     RestoreInterrupted,
@@ -38,6 +38,7 @@ class RestorePlan:
         self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
     ) -> None:
         refuse_inexact_record(record)
+        self._schedules = Schedules(record, live)
         record = in_own_dtypes(shared_part(record, live))
         self._record = record
         self._live = live
@@ -46,12 +47,15 @@ class RestorePlan:
         self._objects = _objects(record, live)
         self.has_written = False
         self._accepted = accepted
-        self._writes = list(self._plan(clock))
+        try:
+            self._writes = list(self._plan(clock))
+        finally:  # functions of the program that decide a schedule may have drawn
+            self._put_streams_back()
         self._targets = _targets(record, live)
         self._scratch = scratch_for(self._writes)
 
     def _plan(self, clock: ScheduleClock) -> Iterator[Write]:
-        record, live, accepted = self._record, self._live, self._accepted
+        record, live, accepted, schedules = self._record, self._live, self._accepted, self._schedules
         parameters = live.parameters()
         names = parameter_names(parameters)
         for name, component in record.components.items():
@@ -59,11 +63,12 @@ class RestorePlan:
                 yield from plan_module(component.module, live.components[name], f"component.{name}")
         yield from plan_module(record.model, live.model, "model")
         for name, optimizer in record.optimizers.items():
-            yield from plan_optimizer(optimizer, live.optimizers[name], names, f"optimizer.{name}", accepted)
+            kept = {*accepted, *schedules.codes_of_one_sided(name)}
+            yield from plan_optimizer(optimizer, live.optimizers[name], names, f"optimizer.{name}", kept)
         yield from plan_gradients(record.gradients, parameters)
         if record.window is not None and live.accumulator is not None:
             yield from plan_window(record.window, live.accumulator, parameters)
-        yield from plan_schedules(record, live, clock, accepted)
+        yield from schedules.plan(clock, accepted)
         if record.streams is not None and live.rng is not None:
             yield from live.rng.plan(record.streams)
 
@@ -132,8 +137,7 @@ class RestorePlan:
 
     def _put_streams_back(self) -> None:
         if self._live.rng is not None and self._streams_before is not None:
-            for write in self._live.rng.plan(self._streams_before):
-                write.run(self._scratch)
+            run_all(self._live.rng.plan(self._streams_before))
 
 
 def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:

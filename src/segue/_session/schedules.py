@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +13,18 @@ from segue._capture.clock import ScheduleClock
 from segue._capture.membership import match_groups
 from segue._capture.optimizer import group_names
 from segue._capture.replay import can_replay, plan_replayed_options, replayed
-from segue._capture.scheduler import check_scheduler, optimizer_of, plan_scheduler
+from segue._capture.scheduler import arranged, check_scheduler, optimizer_of, plan_scheduler
+from segue._capture.staging import is_of_class
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.sections import SchedulerRecord
 from segue._record.training import TrainingRecord
 from segue._session.live import LiveTraining, parameter_names
 from segue.errors import Finding
 
-# Options of a group that a schedule starts from: torch's schedulers keep them there.
-_REQUESTS = ("lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
+# What torch's schedulers keep in the groups, and what of that, or of a group's own options, they start from (torch 2.13).
+_KEPT_IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
+_REQUESTS = ("lr", *_KEPT_IN_GROUPS)
+_DERIVED = frozenset({"_schedule_phases"})
 _MOVED = "moves the program's schedule to where the record's stands, as if it had been so from the beginning"
 _STAYS = (
     "keeps what the program starts from; a schedule that goes on from the present rate is changed by that rate, in "
@@ -28,108 +32,144 @@ _STAYS = (
 )
 
 
-def told_of_rates(
-    findings: Iterator[Finding], optimizer: str, record: TrainingRecord, live: LiveTraining
-) -> Iterator[Finding]:
-    """Yield findings of an optimizer; where a schedule drives it, with what accepting another rate does."""
-    codes = {f"optimizer.{optimizer}.{key}" for key in _REQUESTS}
-    driving = [name for name, scheduler in record.schedulers.items() if scheduler.optimizer == optimizer]
-    for finding in findings:
-        if finding.code in codes and driving:
-            told = _MOVED if all(_is_movable(name, record, live) for name in driving) else _STAYS
-            finding = replace(finding, when_accepted=told)
-        yield finding
-
-
-def check_schedule(
-    name: str, record: TrainingRecord, live: LiveTraining, rates_differ: Callable[[str], bool]
-) -> Iterator[Finding]:
-    """Yield what differs in a schedule that both sides have.
+class Schedules:
+    """The schedules of a record and of a training, compared.
 
     Args:
-        name: The scheduler.
         record: The record.
         live: The training.
-        rates_differ: Whether it is told of an optimizer already that the program asks for other rates.
     """
-    movable = _is_movable(name, record, live)
-    for finding in _primary(list(_differences(name, record, live))):
-        if finding.code.endswith(".base_lrs"):
-            if len(finding.expected) == len(finding.found):
-                if rates_differ(record.schedulers[name].optimizer):
-                    continue
-            elif not movable:  # it has a list of one length, and the groups are of another number
-                finding = replace(finding, admissible=False)
-        if finding.admissible:
-            finding = replace(finding, when_accepted=_MOVED if movable else _STAYS)
-        yield finding
+
+    def __init__(self, record: TrainingRecord, live: LiveTraining) -> None:
+        self._record = record
+        self._live = live
+
+    def told_of_rates(self, findings: Iterator[Finding], optimizer: str) -> Iterator[Finding]:
+        """Yield findings of an optimizer; where a schedule drives it, with what accepting another rate does.
+
+        Left out is what a schedule keeps in the groups that came or went, which is told of itself.
+        """
+        codes = {f"optimizer.{optimizer}.{key}" for key in _REQUESTS}
+        left_out, driving = self.codes_of_one_sided(optimizer), self._recorded_over(optimizer)
+        for finding in findings:
+            if finding.code in codes and driving:
+                told = _MOVED if all(map(self._is_movable, driving)) else _STAYS
+                finding = replace(finding, when_accepted=told)
+            if finding.code not in left_out:
+                yield finding
+
+    def codes_of_one_sided(self, optimizer: str) -> set[str]:
+        """Return the codes of what a schedule keeps in the groups of its optimizer, if one came or went."""
+        names = self._live.optimizer_names()
+        schedulers = self._live.schedulers.items()
+        now = {name for name, scheduler in schedulers if names[id(optimizer_of(scheduler))] == optimizer}
+        changed = now != self._recorded_over(optimizer)
+        return {f"optimizer.{optimizer}.{key}" for key in _KEPT_IN_GROUPS} if changed else set()
+
+    def _recorded_over(self, optimizer: str) -> set[str]:
+        schedulers = self._record.schedulers.items()
+        return {name for name, scheduler in schedulers if scheduler.optimizer == optimizer}
+
+    def check(self, name: str, rates_differ: Callable[[str], bool]) -> Iterator[Finding]:
+        """Yield what differs in a schedule that both sides have.
+
+        Args:
+            name: The scheduler.
+            rates_differ: Whether it is told of an optimizer already that the program asks for other rates.
+        """
+        told = _MOVED if self._is_movable(name) else _STAYS
+        for finding in _primary(self._differences(name)):
+            if not (
+                finding.code.endswith(".base_lrs") and rates_differ(self._record.schedulers[name].optimizer)
+            ):
+                yield replace(finding, when_accepted=told) if finding.admissible else finding
+
+    def _differences(self, name: str) -> list[Finding]:
+        scheduler, names = self._live.schedulers[name], self._live.optimizer_names()
+        return list(check_scheduler(self._arranged[name], scheduler, names, f"scheduler.{name}"))
+
+    @functools.cached_property
+    def _arranged(self) -> dict[str, SchedulerRecord]:
+        """What is recorded of each scheduler that both sides have, arranged for groups that came, went or moved."""
+        found = {}
+        for name, scheduler in self._live.schedulers.items():
+            record, places = self._record.schedulers.get(name), self._places.get(name)
+            if record is None:
+                continue
+            if places is not None and is_of_class(scheduler, record.class_name):
+                record = arranged(record, scheduler, places, f"scheduler.{name}")
+            found[name] = record
+        return found
+
+    @functools.cached_property
+    def _places(self) -> dict[str, list[int | None]]:
+        """By scheduler, the recorded group of each group that it drives, unless they are as they were."""
+        found = {}
+        names = parameter_names(self._live.parameters()) if self._live.schedulers else {}
+        for name, scheduler in self._live.schedulers.items():
+            optimizer = optimizer_of(scheduler)
+            record = self._record.optimizers.get(self._live.optimizer_names()[id(optimizer)])
+            if record is not None:
+                places = match_groups(record.members, group_names(optimizer, names, "optimizer"))
+                if places is not None and places != list(range(len(record.groups))):
+                    found[name] = places
+        return found
+
+    def _is_movable(self, name: str) -> bool:
+        """Tell whether the program's schedule can be moved to where the record's stands, and no other has a say in it."""
+        scheduler = self._live.schedulers.get(name)
+        if scheduler is None:
+            return False
+        driven = optimizer_of(scheduler)
+        alone = sum(optimizer_of(other) is driven for other in self._live.schedulers.values()) == 1
+        return alone and can_replay(self._record.schedulers[name], scheduler)
+
+    def plan(self, clock: ScheduleClock, accepted: Collection[str]) -> Iterator[Write]:
+        """Plan to put every schedule back, after the options of optimizers; one that was changed on purpose is moved there.
+
+        Raises:
+            SchedulerMismatch: If the program's can't get to where the record's stands.
+        """
+        for name, record in self._arranged.items():
+            scope, scheduler = f"scheduler.{name}", self._live.schedulers[name]
+            differing = self._differences(name)
+            codes = {finding.code for finding in differing} & set(accepted)
+            asked = {f"optimizer.{record.optimizer}.{key}" for key in _REQUESTS} & set(accepted)
+            movable = self._is_movable(name)
+            if (codes or asked) and movable:
+                yield from _plan_moved(record, scheduler, scope)
+            else:
+                kept = {*codes, *(_base_rates(record, scope) if asked else ())}
+                kept |= {finding.code for finding in differing if codes and _is_derived(finding)}
+                yield from plan_scheduler(record, scheduler, scope, kept)
+                if movable:
+                    yield from self._plan_new_groups(record, name)
+            outstanding, usual = record.outstanding_steps, record.usual_steps
+            yield ObjectWrite(f"{scope} clock", _set_clock(clock, name, outstanding, usual))
+
+    def _plan_new_groups(self, record: SchedulerRecord, name: str) -> Iterator[Write]:
+        """Plan to give groups that the record does not have the rates that the schedule has for them by now."""
+        new = [index for index, place in enumerate(self._places.get(name, ())) if place is None]
+        if new:
+            scheduler, scope = self._live.schedulers[name], f"scheduler.{name}"
+            _, options = replayed(record, scheduler, scope)
+            yield plan_replayed_options(scheduler, options, new, scope)
+
+
+def _plan_moved(record: SchedulerRecord, scheduler: LRScheduler, scope: str) -> Iterator[Write]:
+    stands, options = replayed(record, scheduler, scope)
+    yield from plan_scheduler(stands, scheduler, scope, ())
+    yield plan_replayed_options(scheduler, options, range(len(options)), scope)
 
 
 def _primary(findings: list[Finding]) -> list[Finding]:
-    """Leave out private attributes that follow from what differs as well, as OneCycleLR's phases from its horizon."""
-    asked = [finding for finding in findings if not _is_private(finding)]
+    """Leave out what follows from something else that differs, as OneCycleLR's phases from its horizon."""
+    asked = [finding for finding in findings if not _is_derived(finding)]
     return asked or findings
 
 
-def _is_private(finding: Finding) -> bool:
-    return finding.code.rpartition(".")[2].startswith("_")
-
-
-def _differences(name: str, record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    names = live.optimizer_names()
-    return check_scheduler(record.schedulers[name], live.schedulers[name], names, f"scheduler.{name}")
-
-
-def _is_movable(name: str, record: TrainingRecord, live: LiveTraining) -> bool:
-    """Tell whether the program's schedule can be moved to where the record's stands, and no other has a say in it."""
-    scheduler = live.schedulers.get(name)
-    if scheduler is None:
-        return False
-    driven = optimizer_of(scheduler)
-    alone = sum(optimizer_of(other) is driven for other in live.schedulers.values()) == 1
-    return alone and can_replay(record.schedulers[name], scheduler)
-
-
-def plan_schedules(
-    record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
-) -> Iterator[Write]:
-    """Plan to put every schedule back, after the options of optimizers; one that was changed on purpose is moved there.
-
-    Raises:
-        SchedulerMismatch: If the program's can't get to where the record's stands.
-    """
-    for name, scheduler in record.schedulers.items():
-        differing = list(_differences(name, record, live))
-        codes = {finding.code for finding in differing} & set(accepted)
-        asked = {f"optimizer.{scheduler.optimizer}.{key}" for key in _REQUESTS} & set(accepted)
-        if (codes or asked) and _is_movable(name, record, live):
-            groups_came = not asked and all(code.endswith(".base_lrs") for code in codes)
-            yield from _plan_moved(name, record, live, only_new=groups_came)
-        else:
-            kept = {*codes, *(_base_rates(scheduler, f"scheduler.{name}") if asked else ())}
-            kept |= {finding.code for finding in differing if codes and _is_private(finding)}
-            yield from plan_scheduler(scheduler, live.schedulers[name], f"scheduler.{name}", kept)
-        outstanding, usual = scheduler.outstanding_steps, scheduler.usual_steps
-        yield ObjectWrite(f"scheduler.{name} clock", _set_clock(clock, name, outstanding, usual))
-
-
-def _plan_moved(name: str, record: TrainingRecord, live: LiveTraining, *, only_new: bool) -> Iterator[Write]:
-    scheduler, scope = live.schedulers[name], f"scheduler.{name}"
-    stands, options = replayed(record.schedulers[name], scheduler, scope)
-    yield from plan_scheduler(stands, scheduler, scope, ())
-    groups = _new_groups(scheduler, record, live) if only_new else range(len(options))
-    yield plan_replayed_options(scheduler, options, groups, scope)
-
-
-def _new_groups(scheduler: LRScheduler, record: TrainingRecord, live: LiveTraining) -> Sequence[int]:
-    """Return the groups of a scheduler's optimizer that the record does not have."""
-    optimizer = optimizer_of(scheduler)
-    recorded = record.optimizers.get(live.optimizer_names()[id(optimizer)])
-    if recorded is None:
-        return range(len(optimizer.param_groups))
-    names = group_names(optimizer, parameter_names(live.parameters()), "optimizer")
-    places = match_groups(recorded.members, names) or []
-    return [index for index, place in enumerate(places) if place is None]
+def _is_derived(finding: Finding) -> bool:
+    return finding.code.rpartition(".")[2] in _DERIVED
 
 
 def _base_rates(record: SchedulerRecord, scope: str) -> Iterator[str]:
