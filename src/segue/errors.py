@@ -27,6 +27,38 @@ _MAX_SHOWN = 200
 _MAX_ALSO = 20
 
 
+_MAX_ALIKE = 4
+_BY_NAME = (".extra.", ".missing.")
+
+
+def entries_of(codes: Sequence[str]) -> list[str]:
+    """Return what to write into `accept=` for these codes: one entry for many names that begin alike."""
+    alike: dict[str, list[str]] = {}
+    for code in codes:
+        alike.setdefault(_entry_of_many(code) or code, []).append(code)
+    return [
+        entry
+        for many, members in alike.items()
+        for entry in ([many] if len(members) > _MAX_ALIKE else members)
+    ]
+
+
+def _entry_of_many(code: str) -> str | None:
+    """Return the entry for all names under the first part of this one, of what came or went by name."""
+    for aspect in _BY_NAME:
+        scope, found, name = code.partition(aspect)
+        if found and "." in name:
+            return f"{scope}{aspect}{name.partition('.')[0]}.*"
+    return None
+
+
+def admits(entry: str, code: str) -> bool:
+    """Tell whether an entry of `accept=` admits a code: its own, or that of a name under it, as `model.extra.head.*`."""
+    under = entry.removesuffix("*")
+    many = entry.endswith(".*") and any(aspect in under for aspect in _BY_NAME)
+    return entry == code or (many and code.startswith(under))
+
+
 class _Absent:
     """The type of `ABSENT`: `None` is a legitimate expected or found value, so it cannot mean "not given"."""
 
@@ -196,7 +228,7 @@ class MismatchError(SegueError):
         others = sum(not finding.admissible for finding in self.findings)
         if not codes:
             return super()._further()
-        entries = ", ".join(f'"{code}"' for code in codes)
+        entries = ", ".join(f'"{entry}"' for entry in entries_of(codes))
         to_accept = f"resume(accept=[{entries}])"
         if others:
             # Not an entry to paste: it would not be enough.

@@ -143,6 +143,42 @@ def test_one_goes_another_comes_and_a_third_is_renamed():
     assert entry["renamed"] == {"a": "c"}
 
 
+def test_one_entry_admits_all_that_came_under_a_name_and_nothing_else():
+    class Deep(nn.Module):
+        def __init__(self, *names):
+            super().__init__()
+            self.body = nn.Linear(3, 3)
+            for name in names:
+                self.add_module(name, Model("a", "bb", "ccc"))
+
+    def make(*names):
+        model = Deep(*names)
+        return model, segue.Training(model, AdamW(model.parameters()))
+
+    record = make("old")[1].capture()
+    model, resumed = make("head")
+    with pytest.raises(MismatchError) as caught:
+        resumed.restore(record)
+    assert str(caught.value).endswith(
+        'to accept: resume(accept=["model.missing.old.*", "model.extra.head.*"])'
+    )
+    for entry in (
+        "model.extra.*",
+        "model.missing.*",
+        "model.*",
+        "*",
+        "model.extra.hea.*",
+        "model.extra.head",
+    ):
+        with pytest.raises(MismatchError):
+            resumed.restore(record, accept=[entry])
+    resumed.restore(record, accept=["model.missing.old.*", "model.extra.head.*"])
+    [entry] = resumed.capture().lineage
+    assert len(entry["accepted"]) == 12
+    assert "model.extra.head.bb.weight" in entry["accepted"]
+    assert raw(model.body.weight) == raw(record.model.tensors["body.weight"].to_host())
+
+
 def test_accepting_one_side_of_a_change_still_refuses_the_other():
     record = after_two_steps("a", "old")[-1].capture()
     model, optimizer, _, resumed = program("a", "fresh")

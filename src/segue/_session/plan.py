@@ -46,7 +46,7 @@ class RestorePlan:
         self._streams_before = None if live.rng is None else live.rng.capture()
         self._objects = _objects(record, live)
         self.has_written = False
-        self._accepted = accepted
+        self._accepted = frozenset(accepted)
         try:
             self._writes = list(self._plan(clock))
         finally:  # functions of the program that decide a schedule may have drawn

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from segue._capture.environment import check_environment
 from segue._record.training import RECORD_VERSION, TrainingRecord
-from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, shown
+from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, admits, shown
 
 
 def refuse_other_version(record: TrainingRecord) -> None:
@@ -25,13 +25,17 @@ def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
     Raises:
         MismatchError: With every remaining finding.
     """
-    admitted = [finding for finding in findings if finding.admissible and finding.code in accept]
-    refused = [finding for finding in findings if finding not in admitted]
-    if refused:
+    codes = {finding.code for finding in findings}
+    # One by one only for entries of many: there may be thousands of both.
+    of_many = [entry for entry in accept if entry not in codes]
+    named = (codes & set(accept)) | {code for code in codes if any(admits(entry, code) for entry in of_many)}
+    admitted = [finding for finding in findings if finding.admissible and finding.code in named]
+    if len(admitted) < len(findings):
+        refused = [finding for finding in findings if not (finding.admissible and finding.code in named)]
         error = MismatchError.of(
-            [_told_in_vain(finding) if finding.code in accept else finding for finding in refused]
+            [_told_in_vain(finding) if finding.code in named else finding for finding in refused]
         )
-        unknown = sorted(set(accept) - {finding.code for finding in findings})
+        unknown = sorted(entry for entry in of_many if not any(admits(entry, code) for code in codes))
         if unknown:
             error.add_note(f"accept: no difference has the code {', '.join(map(repr, unknown))}")
         raise error

@@ -315,7 +315,7 @@ class Training:
         elif environment:
             unaccepted = [finding for finding in environment if finding.code not in accept]
             warn_of_environment(unaccepted, stacklevel=5)
-        return [finding.code for finding in refuse(findings, accept)]
+        return list(dict.fromkeys(finding.code for finding in refuse(findings, accept)))
 
     def restore(
         self, record: TrainingRecord, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
@@ -325,6 +325,7 @@ class Training:
         Args:
             record: From `capture`, `segue.load` or `Checkpointer.newest`; not changed, not aliased, may be used again.
             accept: Codes of differences to admit; state follows names, an accepted option stays as the program has it.
+                Of tensors that came or went, `"model.extra.head.*"` admits all under a name.
             rename: From recorded names of the model's parameters, buffers or submodules to what they are called now.
 
         Returns:
