@@ -100,10 +100,12 @@ def test_a_name_whose_end_is_all_of_it_implies_no_submodule():
 def test_what_a_component_shares_with_the_model_is_renamed_and_with_others_is_not():
     shares = {
         "w": {"with": ("model", "encoder.weight"), "offset": 0, "same": True},
+        "u": {"with": ("model", "encoder.weight.scale"), "offset": 0, "same": False},
         "v": {"with": ("component.b", "encoder.weight"), "offset": 0, "same": True},
     }
     component = ComponentRecord("module", "Loss", module({"w": tensor()}), {"shares": shares})
     new = renamed(replace(made(), components={"loss": component}), {"encoder.weight": "body.weight"})
     told = new.components["loss"].tree["shares"]
     assert told["w"]["with"] == ("model", "body.weight")
+    assert told["u"]["with"] == ("model", "body.weight.scale")
     assert told["v"]["with"] == ("component.b", "encoder.weight")

@@ -147,8 +147,16 @@ def _component(record: ComponentRecord, table: Mapping[str, str]) -> ComponentRe
     if record.module is None or record.tree is None:
         return record
     shares = {
-        own: {**share, "with": (scope, table.get(name, name) if scope == "model" else name)}
+        own: {**share, "with": (scope, _of_tensor_or_part(name, table) if scope == "model" else name)}
         for own, share in record.tree["shares"].items()
         for scope, name in [share["with"]]
     }
     return replace(record, tree={"shares": shares})
+
+
+def _of_tensor_or_part(name: str, table: Mapping[str, str]) -> str:
+    """Rename a tensor, or a part of one: `name.part`, where the parts may have parts."""
+    whole = name
+    while whole and whole not in table:
+        whole = whole.rpartition(".")[0]
+    return table.get(whole, whole) + name[len(whole) :]
