@@ -400,12 +400,36 @@ class OwnWay(SGD):
         return super().state_dict()
 
 
-def test_attributes_and_ways_of_its_own_are_refused_by_name():
+def test_an_attribute_that_has_moved_is_refused_by_name():
     module = model()
-    with pytest.raises(UnsupportedState, match="distance"):
-        capture(module, Remembering(module.parameters()))
-    with pytest.raises(UnsupportedState, match="own `state_dict`"):
-        capture(module, OwnWay(module.parameters(), lr=0.1))
+    optimizer = Remembering(module.parameters())
+    assert capture(module, optimizer).attributes == {"distance": 1.0}
+    optimizer.distance = 2.0
+    with pytest.raises(UnsupportedState, match=r"distance \(1.0 -> 2.0\)") as caught:
+        capture(module, optimizer)
+    assert caught.value.code == "capture.hidden_state"
+
+
+def hooked(kind):
+    def make(parameters, lr):
+        optimizer = SGD(parameters, lr=lr)
+        getattr(optimizer, f"register_{kind}_hook")(lambda *values: None)
+        return optimizer
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [OwnWay, *map(hooked, ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"))],
+)  # fmt: skip
+def test_one_with_its_own_way_of_saving_can_not_be_read(make):
+    module = model()
+    optimizer = make(module.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedState, match="own `state_dict`") as caught:
+        capture(module, optimizer)
+    assert caught.value.code == "capture.own_saving"
+    assert "Training(model, optimizer)" in caught.value.hint
 
 
 def test_state_under_something_else_than_a_parameter_of_a_group_is_refused():

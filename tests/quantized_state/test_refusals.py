@@ -182,15 +182,26 @@ def test_an_attribute_of_a_class_of_the_program_is_refused(eager):
             super().__init__(params)
             self.history = []
 
-    capture_refused(*net_and(Mine), "history")
+    net, optimizer = net_and(Mine)
+    training = segue.Training(net, optimizer)
+    training.capture()  # it has not moved
+    optimizer.history.append(1)
+    with pytest.raises(UnsupportedState, match=r"history \(\[\] -> \[1\]\)") as caught:
+        training.capture()
+    assert caught.value.code == "capture.hidden_state"
 
 
-def test_a_state_dict_of_the_program_is_refused(eager):
+def test_a_state_dict_of_the_program_that_leaves_state_out_is_refused(eager):
     class Mine(eager.bitsandbytes.optim.AdamW8bit):
         def state_dict(self):
             return {}
 
-    capture_refused(*net_and(Mine), "Mine")
+    net, optimizer = net_and(Mine)
+    net(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    with pytest.raises(UnsupportedState) as caught:
+        segue.Training(net, optimizer).capture()
+    assert caught.value.code == "capture.lost_state"
 
 
 def test_an_optimizer_without_its_librarys_attributes_is_refused(eager):

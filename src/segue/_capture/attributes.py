@@ -1,9 +1,12 @@
-"""What optimizers of other libraries keep in attributes of their own: a table, since no rule can tell what it means.
+"""What optimizers of other libraries keep in attributes of their own: a table of those that the general rule would refuse.
 
-Each attribute of an admitted class is one of three. *Configuration* decides how the class steps: it is recorded, and
-compared at restore. *Derived* ones follow from that, or from the process. A few can hold state that is kept nowhere
-else; those are refused, unless they hold none. An attribute that the table doesn't know is refused as well: also
-that of a class which a program derives from an admitted one.
+The rule (`hidden`) goes by what moves and what can be looked into. Here are attributes that it would take for state,
+and that are none, and such as are state which their class does not save.
+
+Each attribute of an admitted class of torch optimizers is one of three. *Configuration* decides how the class steps: it
+is recorded, and compared at restore. *Derived* ones follow from that, or from the process. A few can hold state that is
+kept nowhere else; those are refused, unless they hold none. To an attribute that the table doesn't know the rule
+applies: also that of a class which a program derives from an admitted one.
 
 bitsandbytes has its own `state_dict` and `load_state_dict`, which cast state and copy deeply; they are not called.
 Its lookup tables (`qmap1`, `qmap2`) are one tensor for all parameters, and one with the optimizer's `name2qmap`. It
@@ -12,7 +15,7 @@ only ever reads them, so they are stored with each parameter, and put back as th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +25,7 @@ from torch.optim import Optimizer
 from segue._capture.plain import freeze
 from segue._capture.staging import type_name
 from segue._record.subclass import is_imported_class
-from segue._record.tree import same
-from segue.errors import ABSENT, Finding, OptimizerMismatch, UnsupportedState
+from segue.errors import UnsupportedState
 
 _Read = Callable[[Any], dict[str, Any]]
 
@@ -119,11 +121,29 @@ def known_attributes(optimizer: Optimizer) -> frozenset[str]:
 
 
 def saves_as_known(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer's `state_dict` and `load_state_dict` are torch's, or those of an admitted class."""
+    """Tell whether an optimizer's `state_dict` is torch's, or that of an admitted class, and nothing is hooked to it.
+
+    Only then is what it saves known to be its state and its options. `load_state_dict` may do anything with them.
+    """
     found = _admitted(optimizer)
     base: Any = Optimizer if found is None else found[1]
-    cls = type(optimizer)
-    return cls.state_dict is base.state_dict and cls.load_state_dict is base.load_state_dict
+    cls, own = type(optimizer), vars(optimizer)
+    return (
+        cls.state_dict is base.state_dict
+        and cls.load_state_dict is base.load_state_dict
+        and not any(own.get(name) for name in _STATE_HOOKS)
+        and not own.keys() & {"state_dict", "load_state_dict"}
+        and not _HOOKED - own.keys()
+    )
+
+
+# What torch runs around its two methods, which are not called here (torch 2.13).
+_STATE_HOOKS = (
+    "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
+)  # fmt: skip
+# What `Optimizer.__init__` makes. A subclass that is without only looks like one: it passes on to another.
+_HOOKED = frozenset({"param_groups", "state", "defaults"})
 
 
 def refuse_hidden_state(optimizer: Optimizer, scope: str) -> None:
@@ -133,8 +153,8 @@ def refuse_hidden_state(optimizer: Optimizer, scope: str) -> None:
         found[0].refuse(optimizer, scope)
 
 
-def capture_attributes(optimizer: Optimizer, scope: str) -> dict[str, Any] | None:
-    """Copy the configuration that an optimizer keeps in attributes; `None` where it keeps none.
+def known_configuration(optimizer: Optimizer, scope: str) -> dict[str, Any] | None:
+    """Copy the configuration that an admitted class keeps in attributes; `None` for any other.
 
     Raises:
         UnsupportedState: If one can't be kept, or is missing.
@@ -152,16 +172,40 @@ def capture_attributes(optimizer: Optimizer, scope: str) -> dict[str, Any] | Non
     return {name: freeze(value, f"{scope} {name}") for name, value in values.items()}
 
 
-def check_attributes(record: dict[str, Any] | None, optimizer: Optimizer, scope: str) -> Iterator[Finding]:
-    """Yield what was configured otherwise, when the recorded state came to be."""
-    before, now = record or {}, capture_attributes(optimizer, scope) or {}
-    for name in [*before, *(name for name in now if name not in before)]:
-        left, right = before.get(name, ABSENT), now.get(name, ABSENT)
-        if left is ABSENT or right is ABSENT or not same(left, right):
-            yield Finding(
-                OptimizerMismatch, f"{scope}.attribute.{name}", "the optimizer is configured otherwise",
-                f"{scope} {name}", left, right, "build it with the arguments that it had",
-            )  # fmt: skip
+@dataclass(frozen=True)
+class Unsaved:
+    """What a class that is asked for its state whole keeps beside it."""
+
+    kept: frozenset[str] = frozenset()
+    """Attributes that are state, of plain values: kept with what it saves, and set after it was loaded."""
+    passing: frozenset[str] = frozenset()
+    """Attributes that say nothing about a run at a boundary, or that belong to the process."""
+
+
+_UNSAVED: dict[str, Unsaved] = {
+    # Whether the weights are those to train or those to evaluate: its dictionary is that of the optimizer in it.
+    "schedulefree.wrap_schedulefree.ScheduleFreeWrapper": Unsaved(kept=frozenset({"train_mode"})),
+    "schedulefree.wrap_schedulefree_reference.ScheduleFreeWrapperReference": Unsaved(
+        kept=frozenset({"train_mode"})
+    ),
+    # Whether the last step was skipped. The two states are those of the process, for all objects of accelerate.
+    "accelerate.optimizer.AcceleratedOptimizer": Unsaved(
+        kept=frozenset({"_is_overflow"}),
+        passing=frozenset({
+            "accelerator_state", "gradient_state", "_accelerate_step_called", "_optimizer_original_step_method",
+            "_optimizer_patched_step_method",
+        }),
+    ),
+}  # fmt: skip
+
+
+def unsaved_of(value: object) -> Unsaved:
+    """Return what is known of an object's class, or of one that it is derived from."""
+    for cls in type(value).__mro__:
+        for name, unsaved in _UNSAVED.items():
+            if is_imported_class(cls, name):
+                return unsaved
+    return Unsaved()
 
 
 def table_slots(optimizer: Optimizer) -> frozenset[str]:

@@ -250,7 +250,8 @@ class ObjectRestore:
                     raise
                 raise _refusal(scope, "refused", f"refused its state: {error}", error) from error
             if altered:
-                refusal = _refusal(scope, "altered", "does not give back the state that it was given", value)
+                what = "does not give back the state that it was given"
+                refusal = _refusal(scope, "altered", what, getattr(value, "asked", value))
                 self.undo(refusal)
                 raise refusal
 

@@ -3,34 +3,42 @@
 Which state belongs to which parameter only they know, so it goes back to them whole. What can be compared is the
 class, and the members of `param_groups` where they have one: by name, and in order, since most such objects count.
 
-An object around a torch optimizer keeps that one's state only if its own `state_dict` has it, and puts it back only
-if its `load_state_dict` casts nothing, which torch's does (torch 2.13). Both are checked: the first at capture, the
-second by asking again after the restore (`ObjectRestore`).
+Torch optimizers with a `state_dict` or `load_state_dict` of their own, or with hooks on them, go the same way.
+
+An object around a torch optimizer keeps that one's state, and the options that have moved, only if its own `state_dict`
+has them; and what it keeps in attributes likewise. That is looked for at capture. Whether its `load_state_dict` puts
+them back, shows by asking again after the restore (`Asked`, `ObjectRestore`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from segue._capture.asked import Asked, state_with
+from segue._capture.attributes import known_configuration, refuse_hidden_state, saves_as_known, unsaved_of
+from segue._capture.beside import Beside, attributes_beside, remember_beside
 from segue._capture.component import Component, capture_object
 from segue._capture.deferred import deferring
+from segue._capture.hidden import Hidden, attribute_findings, moved, refuse_hidden
 from segue._capture.membership import membership_findings
 from segue._capture.optimizer import ParameterNames
-from segue._capture.options import difference
+from segue._capture.options import configured_options, difference, options_of
 from segue._capture.owners import inner_groups, inner_optimizers, own_groups
 from segue._capture.plain import freeze
+from segue._capture.registered import Registered
+from segue._capture.saved import Saved
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import is_of_class, type_name
-from segue._record.composite import blobs
-from segue._record.contract import moved
-from segue._record.digest import tree_digest
-from segue._record.sections import OpaqueOptimizerRecord
-from segue._record.tree import thaw
-from segue.errors import Finding, OptimizerMismatch, UnsupportedState
+from segue._record.contract import moved as moved_members
+from segue._record.sections import ComponentRecord, OpaqueOptimizerRecord
+from segue._record.tree import same, thaw
+from segue.errors import ABSENT, Finding, OptimizerMismatch, UnsupportedState
 
 
 def refuse_no_optimizer(value: object, scope: str) -> None:
@@ -51,24 +59,139 @@ def refuse_no_optimizer(value: object, scope: str) -> None:
         )  # fmt: skip
 
 
-def capture_opaque(value: Any, names: ParameterNames, scope: str) -> OpaqueOptimizerRecord:
+def is_asked_whole(optimizer: object) -> bool:
+    """Tell whether an optimizer is asked for its state, rather than read: one that isn't torch's, or saves in its own way."""
+    return not isinstance(optimizer, Optimizer) or not saves_as_known(optimizer)
+
+
+def bind_opaque(value: Any, names: ParameterNames, registered: Registered) -> None:
+    """Remember what an optimizer keeps in attributes, and how the torch optimizers in it are configured, as it is first seen."""
+    remember_beside(value, names, registered)
+    for place, optimizer in torch_optimizers(value).items():
+        try:
+            configured_options(optimizer, place)
+        except UnsupportedState:  # told when it is captured, if its holder saves it
+            continue
+
+
+def torch_optimizers(value: Any, name: str = "") -> dict[str, Optimizer]:
+    """Return the torch optimizers in an object by where they are, and it itself if it is one."""
+    own = {name: value} if isinstance(value, Optimizer) else {}
+    return {**own, **inner_optimizers(value, name)}
+
+
+def capture_opaque(
+    value: Any, names: ParameterNames, scope: str, registered: Registered
+) -> OpaqueOptimizerRecord:
     """Copy what an optimizer that is not torch's saves of itself.
 
     Args:
         value: The object.
         names: Of the parameters of all registered modules.
         scope: What it is called in messages.
+        registered: What else a training restores.
 
     Raises:
-        UnsupportedState: If part of it can't be kept, or its `state_dict` leaves out what an optimizer in it knows.
+        UnsupportedState: If part of it can't be kept, or its `state_dict` leaves out what an optimizer in it knows, or
+            what it keeps in attributes.
 
     Cost:
         One copy of its state; where it holds torch optimizers, two copies of theirs, and a checksum of each tensor.
     """
+    for place, optimizer in torch_optimizers(value).items():
+        refuse_hidden_state(optimizer, f"{scope} {place}".strip())
     state = capture_object(value, scope)
+    attributes = None
     if state.kind == "state_dict":
-        _refuse_lost_state(value, state.tree, names, scope)
-    return OpaqueOptimizerRecord(state, _group_names(value, names))
+        saved = Saved(state.tree)
+        _refuse_lost_state(value, saved, names, scope)
+        _refuse_lost_options(value, saved, scope)
+        attributes = _capture_attributes(value, saved, names, registered, scope)
+    return OpaqueOptimizerRecord(state, _group_names(value, names), attributes)
+
+
+def _capture_attributes(
+    value: Any, saved: Saved, names: ParameterNames, registered: Registered, scope: str
+) -> dict[str, Any] | None:
+    """Tell what it keeps in attributes: as configured, moved and saved, or known to be state that it doesn't save.
+
+    What can't be looked into, of an object that saves itself, is its own affair.
+    """
+    configured, told, hidden = _known_configurations(value, scope), dict[str, Any](), list[Hidden]()
+    for each in attributes_beside(value, names, registered):
+        description = each.described()
+        if isinstance(description, UnsupportedState):
+            if each.is_unsaved:
+                hidden.append(each.hidden(f"it can't be looked into: {description.found}"))
+        elif not each.has_moved(description):
+            configured[each.path] = description.tree
+        elif saved.has(each.name, description.leaves):
+            told[each.path] = description.tree
+        else:
+            hidden.append(each.hidden(moved(each.first, each.value)))
+    refuse_hidden(hidden, value, scope)
+    kept = {name: freeze(item, f"{scope} {name}") for name, item in _kept(value).items()}
+    found = {"configured": configured, "moved": told, "kept": kept}
+    return {kind: items for kind, items in found.items() if items} or None
+
+
+def _known_configurations(value: Any, scope: str) -> dict[str, Any]:
+    """Return what the torch optimizers in an object are configured with beside options, where the table knows their classes."""
+    return {
+        f"{place}.{name}".lstrip("."): tree
+        for place, optimizer in torch_optimizers(value).items()
+        for name, tree in (known_configuration(optimizer, scope) or {}).items()
+    }
+
+
+def _kept(value: Any) -> dict[str, Any]:
+    names = unsaved_of(value).kept
+    return {name: item for name, item in vars(value).items() if name in names} if names else {}
+
+
+def ask(
+    record: OpaqueOptimizerRecord, value: Any, names: ParameterNames, registered: Registered
+) -> tuple[ComponentRecord, Any]:
+    """Return what an optimizer is to take over, and what it is handed to: the object, or the object with its attributes.
+
+    Args:
+        record: The recorded optimizer, which fits.
+        value: The live object.
+        names: Of the parameters of all registered modules.
+        registered: What else a training restores.
+    """
+    if record.state.kind != "state_dict":
+        return record.state, value
+    parts = record.attributes or {}
+    asked_for = _asked_for(value, names, registered)
+    as_it_was = {
+        path: tree
+        for path, tree in parts.get("configured", {}).items()
+        if same(tree, asked_for.get(path, ABSENT))  # another was accepted: it stays as the program has it
+    }
+    told = {**as_it_was, **parts.get("moved", {})}
+
+    def tell() -> dict[str, Any]:
+        return _told_now(attributes_beside(value, names, registered), told)
+
+    asked = Asked(value, tuple(parts.get("kept", {})), tell)
+    tree = state_with(record.state.tree, parts.get("kept", {}), told)
+    return replace(record.state, tree=tree), asked
+
+
+def _told_now(attributes: Collection[Beside], told: Mapping[str, Any]) -> dict[str, Any]:
+    found = {each.path: each.described() for each in attributes if each.path in told}
+    return {path: item.tree for path, item in found.items() if not isinstance(item, UnsupportedState)}
+
+
+def _asked_for(value: Any, names: ParameterNames, registered: Registered) -> dict[str, Any]:
+    """Return what the attributes were when the object was first seen: what the program asks for."""
+    found = {
+        each.path: each.first.told
+        for each in attributes_beside(value, names, registered)
+        if each.first is not None
+    }
+    return {path: tree for path, tree in found.items() if tree is not ABSENT}
 
 
 def _group_names(value: Any, names: ParameterNames) -> tuple[tuple[str, ...], ...] | None:
@@ -79,20 +202,36 @@ def _group_names(value: Any, names: ParameterNames) -> tuple[tuple[str, ...], ..
     return tuple(tuple(names.get(id(each), stranger) for each in group) for group in groups) or None
 
 
-def _refuse_lost_state(value: Any, tree: Any, names: ParameterNames, scope: str) -> None:
+def _refuse_lost_state(value: Any, saved: Saved, names: ParameterNames, scope: str) -> None:
     """Raise if a tensor that a torch optimizer inside keeps is nowhere in what its holder saves."""
-    inner = {place: optimizer for place, optimizer in inner_optimizers(value).items() if optimizer.state}
-    kept = {tree_digest(blob) for blob in blobs(tree)} if inner else set()
-    for place, optimizer in inner.items():
+    for place, optimizer in torch_optimizers(value).items():
         for parameter, slots in optimizer.state.items():
             where = f"{scope} {place} {names.get(id(parameter), 'a parameter')}"
-            for blob in blobs(_frozen(slots, where)):
-                if tree_digest(blob) not in kept:
-                    raise UnsupportedState(
-                        "the `state_dict` of an optimizer leaves out what the torch optimizer in it keeps",
-                        code="capture.lost_state", where=where, found=type_name(value),
-                        hint="let it save that too, or give it `capture`, `check` and `restore`",
-                    )  # fmt: skip
+            if not saved.has_all_of(_frozen(slots, where)):
+                raise _lost("what the torch optimizer in it keeps", where, value)
+
+
+def _refuse_lost_options(value: Any, saved: Saved, scope: str) -> None:
+    """Raise if an option that has moved, as a learning rate does, is nowhere in what is saved, under its name."""
+    for place, optimizer in torch_optimizers(value).items():
+        try:
+            began, now = configured_options(optimizer, scope), options_of(optimizer, scope)
+        except UnsupportedState:
+            continue
+        for index, (before, options) in enumerate(zip(began, now, strict=True)):
+            for key, option in options.items():
+                is_as_built = key in before and same(before[key], option)
+                if not is_as_built and not saved.has_entry(key, option):
+                    raise _lost(
+                        "an option that has moved", f"{scope} {place} group {index} {key}".strip(), value
+                    )
+
+
+def _lost(what: str, where: str, value: object) -> UnsupportedState:
+    return UnsupportedState(
+        f"the `state_dict` of an optimizer leaves out {what}", code="capture.lost_state", where=where,
+        found=type_name(value), hint="let it save that too, or give it `capture`, `check` and `restore`",
+    )  # fmt: skip
 
 
 def _frozen(slots: Mapping[str, Any], where: str) -> Any:
@@ -101,7 +240,7 @@ def _frozen(slots: Mapping[str, Any], where: str) -> Any:
 
 
 def check_opaque(
-    record: OpaqueOptimizerRecord, value: Any, names: ParameterNames, scope: str
+    record: OpaqueOptimizerRecord, value: Any, names: ParameterNames, scope: str, registered: Registered
 ) -> Iterator[Finding]:
     """Yield what differs: class, members of groups and their order, and what the object itself says."""
     before, now = record.state, "component" if isinstance(value, Component) else "state_dict"
@@ -114,6 +253,11 @@ def check_opaque(
         yield difference(scope, "kind", "its class saves it otherwise than it did", scope, before.kind, now)
         return
     yield from _group_findings(record.groups, _group_names(value, names), scope)
+    if before.kind == "state_dict":
+        parts = record.attributes or {}
+        asked_for = {**_known_configurations(value, scope), **_asked_for(value, names, registered)}
+        live = {path: tree for path, tree in asked_for.items() if path not in parts.get("moved", {})}
+        yield from attribute_findings(parts.get("configured", {}), live, scope, lambda path: True)
     if before.kind == "component":
         for clause in value.check(thaw(before.tree)) or ():
             yield Finding(OptimizerMismatch, f"{scope}.check", clause, scope)
@@ -132,5 +276,5 @@ def _group_findings(
         if recorded != live:
             yield difference(
                 scope, "order", "the parameters are in another order",
-                f"{scope} group {index}: {moved(recorded, live)}", recorded, live,
+                f"{scope} group {index}: {moved_members(recorded, live)}", recorded, live,
             )  # fmt: skip

@@ -9,30 +9,20 @@ the next step changes the snapshot; it replaces the group dictionaries that sche
 options silently win over constructed ones. Distributed state-dict helpers run a zero-gradient step to invent
 missing state. So: no casts, no steps, direct assignment to `optimizer.state`, options set in place.
 
-Options have a file of their own.
-
-What it still loses: attributes an optimizer keeps outside `state` and `param_groups` are refused, not kept, unless
-`attributes` knows its class.
+Options have a file of their own (`options`), and so have attributes outside of state and options (`hidden`). An
+optimizer with its own `state_dict` or `load_state_dict`, or with hooks on them, is asked for its state whole (`opaque`).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
-from segue._capture.attributes import (
-    capture_attributes,
-    check_attributes,
-    known_attributes,
-    refuse_hidden_state,
-    saves_as_known,
-    table_slots,
-)
+from segue._capture.attributes import refuse_hidden_state, saves_as_known, table_slots
+from segue._capture.hidden import capture_attributes, check_attributes, own_attributes
 from segue._capture.membership import (
     are_strangers,
     match_groups,
@@ -50,6 +40,7 @@ from segue._capture.options import (
     shared_options,
 )
 from segue._capture.plain import freeze
+from segue._capture.registered import Registered
 from segue._capture.staging import is_of_class, type_name
 from segue._capture.tables import LookupTables
 from segue._capture.targets import empty_like, fill_writes, fits
@@ -60,30 +51,20 @@ from segue._record.tensors import CapturedTensor
 from segue._record.tree import thaw
 from segue.errors import Finding, UnsupportedState
 
-# Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
-# devices; `step`, which schedulers wrap, and the mark that they leave.
-_MARKS = frozenset(
-    {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
-)
-# Views of the groups that LBFGS keeps; nothing that isn't derived.
-_DERIVED_ATTRIBUTES: dict[type, frozenset[str]] = {torch.optim.LBFGS: frozenset({"_params", "_numel_cache"})}
-
-
-@functools.cache
-def _base_attributes() -> frozenset[str]:
-    """Return the attributes that every optimizer has, and the marks.
-
-    Not at import: making the first optimizer of a process imports torch._dynamo, which takes a second (torch 2.13).
-    """
-    return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))) | _MARKS
-
-
 ParameterNames = Mapping[int, str]
 """Canonical names by `id` of the live parameter."""
 
 
-def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -> OptimizerRecord:
+def capture_optimizer(
+    optimizer: Optimizer, names: ParameterNames, scope: str, registered: Registered | None = None
+) -> OptimizerRecord:
     """Copy an optimizer's groups and state. State that doesn't exist yet stays absent.
+
+    Args:
+        optimizer: The optimizer.
+        names: Of the parameters of all registered modules.
+        scope: What it is called in messages.
+        registered: What else a training restores; `None` for an optimizer that is captured alone.
 
     Raises:
         UnsupportedState: If it steps a parameter of no registered module, or keeps state that can't be kept.
@@ -91,7 +72,9 @@ def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -
     Cost:
         One copy of every state tensor.
     """
-    refuse_unsupported_optimizer(optimizer, scope)
+    _refuse_own_saving(optimizer, scope)
+    refuse_hidden_state(optimizer, scope)
+    attributes = capture_attributes(optimizer, names, registered, scope)
     groups = tuple(
         GroupRecord(tuple(members), options, configured)
         for members, options, configured in zip(
@@ -106,27 +89,30 @@ def capture_optimizer(optimizer: Optimizer, names: ParameterNames, scope: str) -
     state = dict(_state(optimizer, names, members, scope))
     _refuse_shared_state(optimizer, names, scope)
     defaults = freeze(dict(optimizer.defaults), f"{scope} defaults")
-    attributes = capture_attributes(optimizer, scope)
     return OptimizerRecord(
         type_name(optimizer), groups, state, defaults, shared_options(optimizer), attributes
     )
 
 
 def refuse_unsupported_optimizer(optimizer: Optimizer, scope: str) -> None:
-    """Raise `UnsupportedState` if the optimizer keeps state where it can't be seen, or has its own way of saving."""
-    if not saves_as_known(optimizer):
-        raise UnsupportedState(
-            "an optimizer with its own `state_dict` or `load_state_dict` is not supported yet",
-            where=scope, found=type_name(optimizer),
-        )  # fmt: skip
-    derived = _DERIVED_ATTRIBUTES.get(type(optimizer), frozenset())
-    extra = vars(optimizer).keys() - _base_attributes() - derived - known_attributes(optimizer)
+    """Raise `UnsupportedState` if an optimizer has its own way of saving, or attributes of its own: for one that is part of another."""
+    _refuse_own_saving(optimizer, scope)
+    extra = own_attributes(optimizer)
     if extra:
         raise UnsupportedState(
-            "an optimizer that keeps state in attributes of its own is not supported yet",
+            "an optimizer that keeps state in attributes of its own is not supported here",
             where=scope, found=f"{type_name(optimizer)} with {', '.join(sorted(extra))}",
         )  # fmt: skip
     refuse_hidden_state(optimizer, scope)
+
+
+def _refuse_own_saving(optimizer: Optimizer, scope: str) -> None:
+    if not saves_as_known(optimizer):
+        raise UnsupportedState(
+            "an optimizer with its own `state_dict` or `load_state_dict`, or with hooks on them, can only be asked for its "
+            "state whole", code="capture.own_saving", where=scope, found=type_name(optimizer),
+            hint="`Training(model, optimizer)` does so, if the hooks are registered before it is made",
+        )  # fmt: skip
 
 
 def group_names(optimizer: Optimizer, names: ParameterNames, scope: str) -> list[list[str]]:
@@ -208,6 +194,7 @@ def check_optimizer(
     *,
     compares_requests: bool = True,
     one_sided: frozenset[str] = frozenset(),
+    registered: Registered | None = None,
 ) -> Iterator[Finding]:
     """Yield what differs: class, groups, members, order, and options that the program asked for.
 
@@ -218,14 +205,16 @@ def check_optimizer(
         scope: What it is, for messages and codes.
         compares_requests: Whether the record knows what the program asked for, since it was bound as it was made.
         one_sided: Names of parameters that only the record has, or only the program, which is told of their modules.
+        registered: What else a training restores; `None` for an optimizer that is restored alone.
     """
-    refuse_unsupported_optimizer(optimizer, scope)
+    _refuse_own_saving(optimizer, scope)
+    refuse_hidden_state(optimizer, scope)
     if not is_of_class(optimizer, record.class_name):
         yield difference(
             scope, "class", "another class of optimizer", scope, record.class_name, type_name(optimizer)
         )
         return
-    yield from check_attributes(record.attributes, optimizer, scope)
+    yield from check_attributes(record.attributes, optimizer, names, registered, scope)
     members = {name for group in record.groups for name in group.parameters}
     for name in sorted(record.state.keys() - members):
         yield difference(
@@ -248,9 +237,7 @@ def check_optimizer(
     configured = configured_options(optimizer, scope)
     for index, place in enumerate(places if compares_requests else ()):
         if place is not None:
-            yield from check_options(
-                record.groups[place], configured[index], f"{scope} group {index}", scope
-            )
+            yield from check_options(record.groups[place], configured[index], f"{scope} group {index}", scope)
 
 
 def plan_optimizer(

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from segue._capture.hidden import base_attributes
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import is_plain, plain_parts, type_name
@@ -35,6 +36,8 @@ Groups = list[list[torch.Tensor]]
 
 def inner_optimizers(value: object, path: str = "") -> dict[str, Optimizer]:
     """Return the torch optimizers that an object holds, by where: in its attributes, or in lists or dictionaries there.
+
+    It may be a torch optimizer itself, which is none of them.
 
     Of attributes that hold neither, those are searched in turn that are called like an optimizer, or can `step` as one
     can: an object around an object around an optimizer.
@@ -59,7 +62,9 @@ def _search(value: object, path: str, found: dict[str, Optimizer], seen: set[int
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    yield from getattr(value, "__dict__", {}).items()
+    # Groups, state and hooks of a torch optimizer hold none, and can be long.
+    torchs = base_attributes() if isinstance(value, Optimizer) else ()
+    yield from ((name, item) for name, item in getattr(value, "__dict__", {}).items() if name not in torchs)
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ())
         for name in [slots] if isinstance(slots, str) else slots:
@@ -114,10 +119,14 @@ def refuse_wrong_owners(
     for name, optimizer in optimizers.items():
         groups = own_groups(optimizer) or []
         refuse_strangers(groups, names, f"optimizer.{name}")
+        inner = inner_groups(optimizer)
         if isinstance(optimizer, Optimizer):
             owned.claim_each(groups, name)
+            ours = {id(parameter) for group in groups for parameter in group}
+            inner = [[parameter for parameter in group if id(parameter) not in ours] for group in inner]
+            owned.claim_all(inner, name)
         else:
-            owned.claim_all([*groups, *inner_groups(optimizer)], name)
+            owned.claim_all([*groups, *inner], name)
     if len(optimizers) > 1:
         owned.refuse_shared_memory()
     if optimizers and all(own_groups(optimizer) is not None for optimizer in optimizers.values()):

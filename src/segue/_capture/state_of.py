@@ -77,7 +77,7 @@ class StateOf:
         Raises:
             UnsupportedState: If one is gone, or if two share memory, or are one object.
         """
-        values = {name: self._value(name) for name in self._names or _all_names(self._owner)}
+        values = {name: self._value(name) for name in self._names or all_names(self._owner)}
         claims, devices = _Claims(), dict[_Path, str]()
         for path, value in _walk(values, ()):
             refuse_depth(value, _shown(path), len(path))
@@ -121,7 +121,7 @@ class StateOf:
         placing = _Placing(state["devices"])
         owner, values = self._owner, state["values"]
         if not self._names:
-            for name in _all_names(owner):
+            for name in all_names(owner):
                 if name not in values:
                     _delete(owner, name)
         for name, value in values.items():
@@ -182,7 +182,7 @@ def _is_owned_by(owner: object, name: str) -> bool:
     return name == _shown_owner(owner) if isinstance(owner, type) else is_of_class(owner, name)
 
 
-def _all_names(owner: Any) -> list[Any]:
+def all_names(owner: Any) -> list[Any]:
     if _has_entries(owner):
         return list(owner)
     slots = [slot for cls in type(owner).__mro__ for slot in _slots(cls) if hasattr(owner, slot)]
@@ -227,7 +227,7 @@ def _refuse_owner(owner: Any, names: tuple[str, ...]) -> None:
         if missing:
             raise _missing(owner, missing)
         return
-    if not names and not hasattr(owner, "__dict__") and not _all_names(owner):
+    if not names and not hasattr(owner, "__dict__") and not all_names(owner):
         raise _unsupported("an object without attributes", owner, "none", "hand in the object that holds it")
     if is_dataclass(owner) and getattr(owner, "__dataclass_params__").frozen:  # noqa: B009  (no attribute that typing knows)
         raise _unsupported(
@@ -260,7 +260,7 @@ def _refuse_unsettable(owner: Any, name: str) -> None:
 def _missing(owner: object, names: list[str]) -> UnsupportedState:
     what = "an entry" if _has_entries(owner) else "an attribute"
     existing = sorted(
-        map(str, _all_names(owner)), key=lambda name: (name.startswith("_"), name)
+        map(str, all_names(owner)), key=lambda name: (name.startswith("_"), name)
     )  # the private ones last
     more = f" and {len(existing) - _MAX_SHOWN} more" if len(existing) > _MAX_SHOWN else ""
     listed = ", ".join(existing[:_MAX_SHOWN]) or "nothing"

@@ -165,6 +165,9 @@ class OpaqueOptimizerRecord:
     state: ComponentRecord
     groups: tuple[tuple[str, ...], ...] | None
     """The members of its groups by name, in order; `None` where it doesn't say."""
+    attributes: Any = added(since=3)
+    """What it keeps in attributes, dictionaries of trees: `configured`, compared at restore; `moved` since, which its own
+    loading has to put back; and `kept`, which are set. `None` where it keeps nothing."""
 
     @property
     def class_name(self) -> str:
@@ -177,6 +180,18 @@ class OpaqueOptimizerRecord:
             raise InvalidRecord(
                 "an optimizer that is a module", code="record.field", found=self.state.class_name
             )
+        if self.attributes is not None and not _tells_attributes(self.attributes):
+            raise InvalidRecord(
+                "no attributes of an optimizer", code="record.attributes", found=self.attributes
+            )
+
+
+def _tells_attributes(tree: Any) -> bool:
+    return (
+        type(tree) is dict
+        and tree.keys() <= {"configured", "moved", "kept"}
+        and all(type(part) is dict and all(type(name) is str for name in part) for part in tree.values())
+    )
 
 
 def _tells_shares(tree: Any) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from segue._capture.component import check_component
 from segue._capture.gradients import check_gradients, check_window
 from segue._capture.history import Layout, check_history
 from segue._capture.opaque import check_opaque
 from segue._capture.optimizer import ParameterNames, check_optimizer
-from segue._capture.staging import type_name
+from segue._capture.staging import is_of_class, type_name
 from segue._record.sections import OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.tensors import DTYPES
 from segue._record.training import Topology, TrainingRecord
@@ -92,7 +91,7 @@ def _check_optimizers(record: TrainingRecord, live: LiveTraining) -> Iterator[Fi
         OptimizerMismatch, "optimizer", {**record.optimizers, **(record.opaque_optimizers or {})},
         {**live.optimizers, **live.opaque},
         lambda name, before, now: schedules.told_of_rates(
-            _check_optimizer(before, now, names, f"optimizer.{name}", one_sided), name
+            _check_optimizer(before, now, names, name, live, one_sided), name
         ),
     )  # fmt: skip
     layouts = _layouts(record, parameters)
@@ -114,18 +113,28 @@ def _check_optimizer(
     record: OptimizerRecord | OpaqueOptimizerRecord,
     optimizer: Any,
     names: ParameterNames,
-    scope: str,
+    name: str,
+    live: LiveTraining,
     one_sided: frozenset[str],
 ) -> Iterator[Finding]:
-    if isinstance(record, OptimizerRecord) != isinstance(optimizer, Optimizer):
+    scope, registered, is_whole = f"optimizer.{name}", live.registered(), name in live.opaque
+    if isinstance(record, OptimizerRecord) == is_whole and is_of_class(optimizer, record.class_name):
+        sides = ("asked whole", "read") if not is_whole else ("read", "asked whole")
+        yield Finding(
+            OptimizerMismatch, f"{scope}.kind", "an optimizer saves otherwise than it did: hooks on `state_dict`, or "
+            "methods of its own", scope, *sides,
+        )  # fmt: skip
+    elif isinstance(record, OptimizerRecord) == is_whole:
         yield Finding(
             OptimizerMismatch, f"{scope}.class", "another class of optimizer", scope, record.class_name,
             type_name(optimizer),
         )  # fmt: skip
     elif isinstance(record, OptimizerRecord):
-        yield from check_optimizer(record, optimizer, names, scope, one_sided=one_sided)
+        yield from check_optimizer(
+            record, optimizer, names, scope, one_sided=one_sided, registered=registered
+        )
     else:
-        yield from check_opaque(record, optimizer, names, scope)
+        yield from check_opaque(record, optimizer, names, scope, registered)
 
 
 def _check_pending(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:

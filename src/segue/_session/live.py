@@ -10,11 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from segue._capture.asked import is_initialised
 from segue._capture.component import kind_of
 from segue._capture.gradients import PendingSource
+from segue._capture.hidden import own_attributes, remember_attributes
 from segue._capture.naming import NamedTensor, named_tensors
-from segue._capture.opaque import refuse_no_optimizer
-from segue._capture.owners import inner_optimizers
+from segue._capture.opaque import bind_opaque, refuse_no_optimizer, torch_optimizers
+from segue._capture.registered import NOTHING, Registered
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import is_scheduler
 from segue._capture.sharing import shared_between
@@ -32,7 +34,7 @@ class LiveTraining:
 
     model: nn.Module
     optimizers: Mapping[str, Optimizer]
-    """Those of torch."""
+    """Those of torch, which are read."""
     schedulers: Mapping[str, LRScheduler]
     accumulator: PendingSource | None
     components: Mapping[str, Any]
@@ -40,7 +42,7 @@ class LiveTraining:
     model_state: BoundModelState
     """What of the model is captured."""
     opaque: Mapping[str, Any] = field(default_factory=dict)
-    """Optimizers that are not torch's."""
+    """Optimizers that are asked for their state whole: those that are not torch's, or save in a way of their own."""
 
     def modules(self) -> dict[str, nn.Module]:
         """Return every registered module by the prefix of its parameters' names; the model's is empty."""
@@ -96,14 +98,40 @@ class LiveTraining:
 
     def scheduled(self) -> dict[str, Optimizer]:
         """Return every torch optimizer by name, also those inside others: `lookahead.optimizer`. Schedulers drive these."""
+        return {name: optimizer for name, optimizer in self.driven().items() if is_initialised(optimizer)}
+
+    def driven(self) -> dict[str, Optimizer]:
+        """Return those, and what only looks like a torch optimizer: a schedule may hang on it, and can't be counted."""
         found = dict(self.optimizers)
         for name, value in self.opaque.items():
-            found |= inner_optimizers(value, name)
+            found |= torch_optimizers(value, name)
         return found
+
+    def registered(self) -> Registered:
+        """Return everything here that a capture keeps, by what it is called."""
+        objects: dict[str, object] = {"model": self.model, "accumulator": self.accumulator, "rng": self.rng}
+        objects |= {f"component.{name}": value for name, value in self.components.items()}
+        objects |= {
+            f"optimizer.{name}": value for name, value in [*self.optimizers.items(), *self.opaque.items()]
+        }
+        objects |= {f"scheduler.{name}": value for name, value in self.schedulers.items()}
+        tensors = {id(item.tensor): name for name, item in self.tensors() if item.tensor is not None}
+        return Registered({name: value for name, value in objects.items() if value is not None}, tensors)
 
     def optimizer_names(self) -> dict[int, str]:
         """Return the name of each torch optimizer by its `id`."""
         return {id(optimizer): name for name, optimizer in self.scheduled().items()}
+
+
+def remember_all(live: LiveTraining) -> None:
+    """Remember what optimizers keep in attributes, the first time that each is seen."""
+    any_own = live.opaque or any(own_attributes(optimizer) for optimizer in live.optimizers.values())
+    names = parameter_names(live.parameters()) if any_own else {}
+    registered = live.registered() if any_own else NOTHING
+    for optimizer in live.optimizers.values():
+        remember_attributes(optimizer, names, registered)
+    for value in live.opaque.values():
+        bind_opaque(value, names, registered)
 
 
 def parameter_names(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
@@ -136,7 +164,7 @@ def refuse_wrong_kinds(live: LiveTraining) -> None:
         if not is_scheduler(scheduler):
             raise _not_supported("a scheduler must be a torch LRScheduler", f"scheduler.{name}", scheduler)
         if id(scheduler.optimizer) not in live.optimizer_names():
-            raise _drives_another(scheduler.optimizer, name)
+            raise _drives_another(scheduler.optimizer, name, live)
     if live.accumulator is not None:
         refuse_no_accumulator(live.accumulator)
     if live.rng is not None and not isinstance(live.rng, RngStreams):
@@ -155,15 +183,17 @@ def refuse_no_accumulator(value: object) -> None:
         )
 
 
-def _drives_another(optimizer: object, scheduler: str) -> UnsupportedState:
-    if isinstance(optimizer, Optimizer):
+def _drives_another(optimizer: object, scheduler: str, live: LiveTraining) -> UnsupportedState:
+    is_known = any(optimizer is each for each in live.driven().values())
+    if isinstance(optimizer, Optimizer) and not is_known:
         what, found = "a scheduler drives another optimizer", "an optimizer that is not registered"
     else:
         what, found = (
             "a scheduler drives what is no torch optimizer: its steps can't be counted",
             type_name(optimizer),
         )
-    return UnsupportedState(what, where=f"scheduler.{scheduler}", found=found)
+    hint = "make it for the torch optimizer inside, as before `accelerator.prepare`" if is_known else None
+    return UnsupportedState(what, where=f"scheduler.{scheduler}", found=found, hint=hint)
 
 
 def _not_supported(what: str, where: str, value: object) -> UnsupportedState:

@@ -15,6 +15,7 @@ from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, streams_last
 from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import plan_module
+from segue._capture.opaque import ask
 from segue._capture.optimizer import plan_optimizer
 from segue._capture.writes import Write, run_all, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
@@ -143,14 +144,19 @@ class RestorePlan:
 def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
     """Make the restore of what can only be asked: the caller's model, optimizers, then components, which may draw."""
     opaque = record.opaque_optimizers or {}
-    optimizers = {f"optimizer.{name}": opaque[name].state for name in sorted(opaque)}
+    names, registered = parameter_names(live.parameters()), live.registered()
+    asked = {
+        f"optimizer.{name}": ask(opaque[name], live.opaque[name], names, registered)
+        for name in sorted(opaque)
+    }
+    optimizers = {scope: record for scope, (record, _) in asked.items()}
     components = {
         f"component.{name}": record.components[name]
         for name in streams_last(record.components)
         if record.components[name].module is None
     }
     values: dict[str, Any] = {f"component.{name}": value for name, value in live.components.items()}
-    values |= {f"optimizer.{name}": value for name, value in live.opaque.items()}
+    values |= {scope: value for scope, (_, value) in asked.items()}
     values |= live.model_state.objects()
     records = {**callers_record(record), **optimizers, **components}
     return ObjectRestore(records, values, reread=optimizers)

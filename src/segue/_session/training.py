@@ -19,11 +19,12 @@ from segue._capture.component import STREAMS_NAME, Component, Stateful, capture_
 from segue._capture.environment import capture_environment
 from segue._capture.gradients import PendingSource, capture_gradients, capture_window
 from segue._capture.module import bind_module
-from segue._capture.opaque import capture_opaque
+from segue._capture.opaque import capture_opaque, is_asked_whole
 from segue._capture.optimizer import capture_optimizer
 from segue._capture.options import bind_optimizer
 from segue._capture.owners import refuse_wrong_owners
 from segue._capture.plain import freeze
+from segue._capture.registered import Registered
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
@@ -32,7 +33,14 @@ from segue._record.rename import is_known, renamed
 from segue._record.sections import OptimizerRecord, SchedulerRecord
 from segue._session.bound_model import bound
 from segue._session.checks import find_mismatches
-from segue._session.live import LiveTraining, by_name, parameter_names, refuse_no_model, refuse_wrong_kinds
+from segue._session.live import (
+    LiveTraining,
+    by_name,
+    parameter_names,
+    refuse_no_model,
+    refuse_wrong_kinds,
+    remember_all,
+)
 from segue._session.model_state import FullModel, ModelState
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
 from segue._session.plan import RestorePlan
@@ -99,13 +107,17 @@ class Training:
         named = by_name(optimizers, "optimizer")
         self._live = LiveTraining(
             model,
-            {name: value for name, value in named.items() if isinstance(value, Optimizer)},
+            {
+                name: value
+                for name, value in named.items()
+                if isinstance(value, Optimizer) and not is_asked_whole(value)
+            },
             by_name(schedulers, "scheduler"),
             accumulator,
             components,
             None if STREAMS_NAME in components else rng,
             bound(model_state, model),
-            {name: value for name, value in named.items() if not isinstance(value, Optimizer)},
+            {name: value for name, value in named.items() if is_asked_whole(value)},
         )
         self._strict = strict
         self._lineage: tuple[Any, ...] = ()
@@ -121,8 +133,10 @@ class Training:
             bind_module(module, prefix or "model")
         for name, optimizer in self._live.optimizers.items():
             bind_optimizer(optimizer, f"optimizer.{name}")
+        remember_all(self._live)
+        registered = self._live.registered()
         for name, scheduler in self._live.schedulers.items():
-            bind_scheduler(scheduler, f"scheduler.{name}")
+            bind_scheduler(scheduler, f"scheduler.{name}", registered)
         self._clock = ScheduleClock(self._live.schedulers)
 
     def capture(
@@ -164,7 +178,7 @@ class Training:
         refuse_wrong_owners({**live.optimizers, **live.opaque}, parameters, live.model)
         if not live.model_state.objects():
             refuse_hidden_state(live.model, "model", live.components.values())
-        names = parameter_names(parameters)
+        names, registered = parameter_names(parameters), live.registered()
         shares = live.shares()
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
         model, model_state = live.model_state.capture()
@@ -173,12 +187,12 @@ class Training:
             for name in streams_last(live.components)
         }
         opaque = {
-            name: capture_opaque(live.opaque[name], names, f"optimizer.{name}")
+            name: capture_opaque(live.opaque[name], names, f"optimizer.{name}", registered)
             for name in sorted(live.opaque)
         }
         streams = None if live.rng is None else live.rng.capture()
         optimizers = {
-            name: capture_optimizer(optimizer, names, f"optimizer.{name}")
+            name: capture_optimizer(optimizer, names, f"optimizer.{name}", registered)
             for name, optimizer in live.optimizers.items()
         }
         _warn_of_stuck_counters(optimizers)
@@ -187,7 +201,7 @@ class Training:
             model_state=model_state,
             kind=live.model_state.kind,
             optimizers=optimizers,
-            schedulers={name: self._capture_scheduler(name) for name in live.schedulers},
+            schedulers={name: self._capture_scheduler(name, registered) for name in live.schedulers},
             gradients=capture_gradients(parameters),
             window=None if live.accumulator is None else capture_window(live.accumulator, parameters),
             components=components,
@@ -234,11 +248,11 @@ class Training:
         """
         return self._async_captures.start(lambda: self.capture(state, step=step, microbatch=microbatch))
 
-    def _capture_scheduler(self, name: str) -> SchedulerRecord:
+    def _capture_scheduler(self, name: str, registered: Registered) -> SchedulerRecord:
         scheduler = self._live.schedulers[name]
         driven = self._live.optimizer_names()[id(optimizer_of(scheduler))]
         outstanding, usual = self._clock.outstanding(name), self._clock.usual(name)
-        return capture_scheduler(scheduler, driven, outstanding, usual, f"scheduler.{name}")
+        return capture_scheduler(scheduler, driven, outstanding, usual, f"scheduler.{name}", registered)
 
     def _refuse_half_written(self) -> None:
         if self._is_half_written:
@@ -250,7 +264,7 @@ class Training:
     def _refuse_unregistered(self) -> None:
         # Walking all objects takes tens of milliseconds, so once; afterwards the mark tells that they leave on `step`.
         alive = () if self._searched else gc.get_objects()
-        refuse_unregistered(self._live.scheduled(), list(self._live.schedulers.values()), alive)
+        refuse_unregistered(self._live.driven(), list(self._live.schedulers.values()), alive)
         self._searched = True
 
     def _refuse_other_windows(self, parameters: Mapping[str, nn.Parameter]) -> None:

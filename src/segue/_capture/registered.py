@@ -1,0 +1,79 @@
+"""What of a training is restored by a part of its own, so that something else may point to it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from functools import cached_property
+
+from torch import nn
+
+from segue._capture.state_of import StateOf
+
+
+class Registered:
+    """The objects of a training by what they are called, and the attributes and entries that are components of their own.
+
+    Args:
+        objects: Everything that was handed in, by name: `model`, `optimizer.adamw`, `component.ema`.
+        tensors: Names of the tensors of all registered modules, by `id`.
+    """
+
+    def __init__(self, objects: Mapping[str, object], tensors: Mapping[int, str]) -> None:
+        self._objects = objects
+        self._tensors = tensors
+
+    def name(self, value: object) -> str | None:
+        """Return what a registered object, module or tensor is called; `None` for any other."""
+        return self._names.get(id(value))
+
+    def keeps(self, owner: object, name: str) -> bool:
+        """Tell whether an attribute of an object, or an entry of a dictionary, is a component of its own."""
+        return any(not names or name in names for names in self._kept.get(id(owner), ()))
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(value): name for name, value in self._all()} | dict(self._tensors)
+
+    def _all(self) -> Iterator[tuple[str, object]]:
+        for name, value in self._objects.items():
+            if isinstance(value, nn.Module):
+                yield from value.named_modules(prefix=name)
+            elif not isinstance(value, StateOf):
+                yield name, value
+            elif not value.names:
+                yield name, value.owner
+
+    @cached_property
+    def _kept(self) -> dict[int, list[tuple[str, ...]]]:
+        found: dict[int, list[tuple[str, ...]]] = {}
+        for value in self._objects.values():
+            if isinstance(value, StateOf):
+                found.setdefault(id(value.owner), []).append(value.names)
+        return found
+
+
+NOTHING = Registered({}, {})
+"""Of an optimizer that is captured alone."""
+
+
+class Identities:
+    """Tells objects apart by what they are, within one process: those whose content is captured elsewhere.
+
+    Args:
+        kinds: Their classes.
+        objects: Others, by `id`.
+        registered: What is left out, since it is a component of its own.
+    """
+
+    def __init__(self, kinds: tuple[type, ...], objects: Container[int], registered: Registered) -> None:
+        self._kinds = kinds
+        self._objects = objects
+        self._registered = registered
+
+    def name(self, value: object) -> str | None:
+        """Return the identity of an object that counts as a whole."""
+        return f"id {id(value)}" if id(value) in self._objects or isinstance(value, self._kinds) else None
+
+    def keeps(self, owner: object, name: str) -> bool:
+        """Tell whether an attribute of an object, or an entry of a dictionary, is left out."""
+        return self._registered.keeps(owner, name)
