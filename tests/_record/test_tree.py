@@ -18,6 +18,7 @@ from segue._record.tree import (
     MAX_DEPTH,
     MAX_NAME_BYTES,
     blob_name,
+    copied,
     decode,
     encode,
     leaves,
@@ -261,3 +262,17 @@ def test_a_tensor_cannot_stand_where_only_plain_values_can():
 def test_an_empty_numpy_string_is_a_scalar_of_no_bytes():
     [again] = [decode(encode(np.str_(""), None), None)]
     assert (type(again), again) == (np.str_, "")
+
+
+def test_a_copy_of_a_tree_is_equal_and_its_own():
+    record = freeze(
+        {"list": [1, (2.5, {3})], "deque": deque([1], 4), "count": Counter("ab"), "bytes": bytearray(b"ab"),
+         "tensor": torch.arange(3), "array": np.arange(3), 5: None}, "x",
+    )  # fmt: skip
+    other = copied(record)
+    assert same(other, record)
+    assert other["list"] is not record["list"]
+    assert other["bytes"] is not record["bytes"]
+    for name in ("tensor", "array"):
+        before, now = (np.frombuffer(tree[name].source.view, np.uint8) for tree in (record, other))
+        assert before.ctypes.data != now.ctypes.data

@@ -22,7 +22,7 @@ from segue._capture.plain import freeze
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor, empty_like_captured, fill
-from segue._record.tree import same, thaw
+from segue._record.tree import copied, same, thaw
 from segue.errors import Finding, OptimizerMismatch
 
 # `params` is stored by name; `param_names` repeats the names as they were typed, wrappers included.
@@ -67,7 +67,7 @@ def configured_options(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]
     known = _first_seen.setdefault(optimizer, [])
     if len(known) != len(optimizer.param_groups):
         known += options_of(optimizer, scope)[len(known) :]
-    return known[: len(optimizer.param_groups)]
+    return [copied(options) for options in known[: len(optimizer.param_groups)]]
 
 
 def shared_options(optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:

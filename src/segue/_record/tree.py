@@ -13,6 +13,7 @@ import math
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,15 @@ import xxhash
 from segue._record.composite import CAPTURED, CapturedSparse, CapturedSubclass, Composite, ConvertedTensor
 from segue._record.embedded import embedded_as, embedded_named
 from segue._record.quantized import QuantizedTensor
-from segue._record.tensors import DTYPE_NAMES, DTYPES, Blob, CapturedArray, CapturedTensor, same_bits
+from segue._record.tensors import (
+    DTYPE_NAMES,
+    DTYPES,
+    Blob,
+    CapturedArray,
+    CapturedTensor,
+    MemoryBytes,
+    same_bits,
+)
 from segue.errors import InvalidRecord
 
 MAX_DEPTH = 64
@@ -372,18 +381,30 @@ def thaw(tree: Any) -> Any:
     """
     if isinstance(tree, CAPTURED):
         return tree.to_host()
+    return _rebuilt(tree, thaw)
+
+
+def copied(tree: Any) -> Any:
+    """Copy a tree as a value: containers, and bytes that are in memory, are the copy's own."""
+    if isinstance(tree, CapturedTensor | CapturedArray) and isinstance(tree.source, MemoryBytes):
+        return replace(tree, source=MemoryBytes.copy_of(bytes(tree.source.view)))
+    return _rebuilt(tree, copied)
+
+
+def _rebuilt(tree: Any, rebuild: Callable[[Any], Any]) -> Any:
+    """Make the containers of a tree anew, and what is in them by `rebuild`."""
     kind = type(tree)
     if kind in (list, tuple, set, frozenset):
-        return kind(thaw(item) for item in tree)
+        return kind(rebuild(item) for item in tree)
     if kind is deque:
-        return deque((thaw(item) for item in tree), tree.maxlen)
+        return deque((rebuild(item) for item in tree), tree.maxlen)
     if kind in (dict, OrderedDict):
-        return kind((thaw(key), thaw(item)) for key, item in tree.items())
+        return kind((rebuild(key), rebuild(item)) for key, item in tree.items())
     if kind is Counter:
         return Counter(dict(tree))
     embedded = embedded_as(kind)
     if embedded is not None and embedded.is_opened:
-        return embedded.build(thaw(embedded.take_apart(tree)), ())
+        return embedded.build(rebuild(embedded.take_apart(tree)), ())
     return bytearray(tree) if kind is bytearray else tree
 
 
