@@ -233,6 +233,40 @@ def test_a_parameter_that_was_frozen_as_it_trained_is_so_again():
     assert target.bias.requires_grad
 
 
+def by_columns():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.arange(6.0).reshape(3, 2).t())
+    return bound(module)
+
+
+def test_a_parameter_that_its_optimizer_laid_out_otherwise_is_so_again():
+    live = by_columns()
+    before = capture_module(live, "model")
+    live.weight.data = live.weight.data.contiguous()
+    after = capture_module(live, "model")
+    target = by_columns()
+    held = target.weight
+    # Back and forth, as one process that returns to older records does.
+    for record, strides in ((after, (3, 1)), (after, (3, 1)), (before, (1, 2)), (after, (3, 1))):
+        assert codes(record, target) == []
+        with torch.no_grad():
+            held.zero_()
+        restore(record, target)
+        assert target.weight is held
+        assert held.stride() == strides
+        assert torch.equal(held, live.weight)
+        assert held.requires_grad
+
+
+def test_a_parameter_that_the_program_lays_out_otherwise_is_refused():
+    live = by_columns()
+    live.weight.data = live.weight.data.contiguous()
+    record = capture_module(live, "model")
+    other = nn.Module()
+    other.weight = nn.Parameter(torch.zeros(2, 6)[:, ::2])
+    assert codes(record, bound(other)) == ["model.strides.weight"]
+
+
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_buffer_that_requires_grad_is_refused(graph):
     module = nn.Module()

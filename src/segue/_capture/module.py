@@ -33,6 +33,7 @@ from segue._record.base import BaseRecord
 from segue._record.composite import ConvertedTensor
 from segue._record.contract import Sharing, TensorSpec, TrainableContract
 from segue._record.sections import ModuleRecord
+from segue._record.tensors import CapturedTensor
 from segue.errors import ContractMismatch, DeviceMismatch, Finding, UnsupportedState
 
 _first_bound: weakref.WeakKeyDictionary[nn.Module, dict[str, TensorSpec | None]] = weakref.WeakKeyDictionary()
@@ -305,7 +306,7 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
     """Plan to fill every tensor in place and to set every flag; needs a record that `check_module` admitted.
 
     Every tensor of it must be in its own dtype. A buffer that had been replaced by the time of the record gets a new
-    tensor of the recorded layout.
+    tensor of the recorded layout, a parameter that had been laid out otherwise new memory.
     """
     tensors = named_tensors(module, scope)
     places = buffer_places(module, scope)
@@ -320,10 +321,17 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
         if item.kind != "parameter" and spec_of(item) != spec:
             target = None if captured is None else empty_like(captured, captured.device)
             writes.extend(ObjectWrite(where, _rebind(*places[alias], target)) for alias in item.aliases)
+        elif (
+            target is not None and isinstance(captured, CapturedTensor) and not captured.has_layout_of(target)
+        ):
+            # Its optimizer has laid it out otherwise, as the run went on or since.
+            assert item.tensor is not None, "a parameter is never None"
+            target = empty_like(captured, captured.device)
+            writes.append(ObjectWrite(where, _lay_out(item.tensor, target)))
         if captured is not None and target is not None:
             writes.extend(fill_writes(where, target, captured))
-        if item.kind == "parameter" and spec is not None and target is not None:
-            writes.append(ObjectWrite(f"{where} flag", _set_flag(target, spec.requires_grad)))
+        if item.kind == "parameter" and spec is not None and item.tensor is not None:
+            writes.append(ObjectWrite(f"{where} flag", _set_flag(item.tensor, spec.requires_grad)))
     for path, child in walk(module, scope):
         if path in record.training:  # whoever restores the model may have built it otherwise
             writes.append(ObjectWrite(f"{scope} {path} mode", _set_mode(child, record.training[path])))
@@ -333,6 +341,14 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
 def _rebind(owner: nn.Module, attribute: str, tensor: torch.Tensor | None) -> Callable[[], None]:
     def assign() -> None:
         owner._buffers[attribute] = tensor
+
+    return assign
+
+
+def _lay_out(parameter: torch.Tensor, memory: torch.Tensor) -> Callable[[], None]:
+    def assign() -> None:
+        # As optimizers do it: the parameter stays the object that others hold.
+        parameter.data = memory
 
     return assign
 

@@ -107,7 +107,7 @@ class TrainableContract:
         for name in sorted(found.tensors.keys() - self.tensors.keys()):
             yield found._extra(name, self, scope)
         for name in sorted(self.tensors.keys() & found.tensors.keys()):
-            yield from self._differences_of(name, found.tensors[name], scope)
+            yield from self._differences_of(name, found._as_built(name), scope)
         yield from self._sharing_differences(found, scope)
         yield from self._order_difference(found, scope)
 
@@ -116,6 +116,13 @@ class TrainableContract:
         recorded = self.tensors[name]
         if not (name in self.bound and _may_have_become(self.bound[name], live, recorded)):
             yield from _spec_differences(name, recorded, live, scope)
+
+    def _as_built(self, name: str) -> TensorSpec | None:
+        """Return a live tensor as the program laid it out: what came since doesn't hinder an older record."""
+        live, bound = self.tensors[name], self.bound.get(name)
+        if live is None or bound is None or not _is_laid_out_by_its_owner(live) or live.shape != bound.shape:
+            return live
+        return replace(live, strides=bound.strides)
 
     def _order_difference(self, found: TrainableContract, scope: str) -> Iterator[Finding]:
         """Compare the order of what is trained on both sides: nothing is added up over the rest.
@@ -237,7 +244,8 @@ def moved(before: Sequence[str], after: Sequence[str]) -> str:
 def _may_have_become(bound: TensorSpec | None, live: TensorSpec | None, recorded: TensorSpec | None) -> bool:
     """Tell whether a tensor of the program is how the recorded run began, and can be made what it has become.
 
-    A buffer can become anything; of a parameter only the trainable flag moves, since optimizers hold the object.
+    A buffer can become anything. Of a parameter only the trainable flag moves, since optimizers hold the object, and
+    its layout: some optimizers lay out what they step by rows (bitsandbytes 0.50).
     """
     if live is not None and bound is not None:
         live = replace(live, device=bound.device)
@@ -245,12 +253,18 @@ def _may_have_become(bound: TensorSpec | None, live: TensorSpec | None, recorded
         return False
     spec = bound or recorded
     if spec is not None and spec.kind == "parameter":
+        if bound is None or recorded is None:
+            return False
+        strides = recorded.strides if _is_laid_out_by_its_owner(recorded) else bound.strides
         return (
-            bound is not None
-            and recorded is not None
-            and replace(bound, requires_grad=recorded.requires_grad, device=recorded.device) == recorded
+            replace(bound, requires_grad=recorded.requires_grad, device=recorded.device, strides=strides)
+            == recorded
         )
     return bound is None or recorded is None or bound.kind == recorded.kind
+
+
+def _is_laid_out_by_its_owner(spec: TensorSpec) -> bool:
+    return spec.kind == "parameter" and spec.parts is None
 
 
 def _same_but_name(left: TensorSpec | None, right: TensorSpec | None) -> bool:
