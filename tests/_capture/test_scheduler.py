@@ -1,5 +1,6 @@
 """Schedulers: their position comes back, their configuration is compared, in every class that torch has."""
 
+import dataclasses
 import inspect
 
 import pytest
@@ -10,7 +11,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 
-from segue import Training
+from segue import StateOf, Training
 from segue._capture.scheduler import (
     bind_scheduler,
     capture_scheduler,
@@ -22,7 +23,7 @@ from segue._capture.scheduler import (
     refuse_unregistered,
 )
 from segue._record.diff import diff
-from segue.errors import UnsupportedState
+from segue.errors import SchedulerMismatch, UnsupportedState
 
 
 class Cap:
@@ -344,10 +345,214 @@ def test_b21_a_closure_that_moved_since_it_was_bound_is_refused_at_capture():
     box["cap"] = 0.05
     with pytest.raises(UnsupportedState, match="has changed") as caught:
         training.capture()
+    assert caught.value.code == "capture.changed_function"
     assert caught.value.where == "scheduler.scheduler lr_lambdas"
+    assert caught.value.what.endswith('closed-over box["cap"]: 1.0 -> 0.05')
     assert "__call__" in caught.value.hint
+    assert 'components={"box": segue.StateOf(box, "cap")}' in caught.value.hint
+    # What the hint says works at once, also for the schedule that was bound before.
+    registered = Training(model, opt, scheduler, rng=None, components={"box": StateOf(box, "cap")})
+    record = registered.capture()
+    assert record.schedulers["scheduler"].configuration["lr_lambdas"][0]["closure"] == {
+        "box": {"entries": {"cap": {"registered": True}}}
+    }
+    box["cap"] = 0.5
+    registered.restore(record)
+    assert box["cap"] == 0.05
+    with pytest.raises(UnsupportedState, match="has changed"):
+        training.capture()
     box["cap"] = 1.0
     training.capture()
+
+
+def test_a_function_whose_state_is_no_longer_registered_is_known_by_what_it_was_then():
+    model, box = nn.Linear(1, 1), {"cap": 1.0}
+    opt = SGD(model.parameters(), lr=1.0)
+    scheduler = schedules.LambdaLR(opt, capped(box))
+    Training(model, opt, scheduler, rng=None, components={"box": StateOf(box, "cap")}).capture()
+    box["cap"] = 0.5
+    training = Training(model, opt, scheduler, rng=None)
+    training.capture()
+    box["cap"] = 0.25
+    with pytest.raises(UnsupportedState, match=r"0\.5 -> 0\.25"):
+        training.capture()
+    Training(model, opt, scheduler, rng=None, components={"box": StateOf(box, "cap")}).capture()
+
+
+def test_a_function_that_changed_after_it_was_bound_is_compared_as_it_is_now():
+    box = {"cap": 1.0}
+    recorded, live = (
+        schedules.LambdaLR(optimizer(1.0), capped({"cap": 1.0})),
+        schedules.LambdaLR(optimizer(1.0), capped(box)),
+    )
+    bind_scheduler(live, "scheduler.s")
+    assert codes(recorded, live) == []
+    box["cap"] = 0.5
+    assert codes(recorded, live) == ["scheduler.s.lr_lambdas"]
+
+
+def test_the_method_of_a_registered_object_may_decide_a_schedule():
+    class Ema:
+        def __init__(self):
+            self.share = 1.0
+
+        def factor(self, epoch):
+            self.share *= 0.9
+            return self.share
+
+        def state_dict(self):
+            return {"share": self.share}
+
+        def load_state_dict(self, state):
+            self.share = state["share"]
+
+    def fresh():
+        torch.manual_seed(0)
+        model, ema = nn.Linear(2, 2), Ema()
+        opt = SGD(model.parameters(), lr=1.0)
+        scheduler = schedules.LambdaLR(opt, ema.factor)
+        return (
+            (model, opt, scheduler),
+            Training(model, opt, scheduler, rng=None, components={"ema": ema}),
+            ema,
+        )
+
+    one, training, _ = fresh()
+    advance(*one, 3)
+    other, resumed, _ = fresh()
+    resumed.restore(training.capture())
+    assert advance(*other, 3) == advance(*one, 3)
+    with pytest.raises(UnsupportedState, match="bound method") as caught:
+        Training(*other, rng=None)
+    assert "register the object" in caught.value.hint
+
+
+def test_a_registered_object_that_decides_a_schedule_is_kept_by_its_own_part():
+    class Warm:
+        def __init__(self):
+            self.cap, self.lock = 1.0, iter(())
+
+        def __call__(self, epoch):
+            return self.cap
+
+        def state_dict(self):
+            return {"cap": self.cap}
+
+        def load_state_dict(self, state):
+            self.cap = state["cap"]
+
+    def fresh():
+        model, warm = nn.Linear(2, 2), Warm()
+        opt = SGD(model.parameters(), lr=1.0)
+        scheduler = schedules.LambdaLR(opt, warm)
+        return warm, Training(model, opt, scheduler, rng=None, components={"warm": warm})
+
+    warm, training = fresh()
+    warm.cap = 0.5
+    other, resumed = fresh()
+    resumed.restore(training.capture())
+    assert other.cap == 0.5
+
+
+def test_an_accepted_schedule_that_reads_registered_state_stays_where_it_is():
+    def fresh(gamma, cap):
+        torch.manual_seed(0)
+        model, box = nn.Linear(2, 2), {"cap": cap}
+        opt = SGD(model.parameters(), lr=1.0)
+        scheduler = schedules.LambdaLR(opt, lambda epoch: min(box["cap"], gamma**epoch))
+        box_state = StateOf(box, "cap")
+        return (model, opt, scheduler), Training(
+            model, opt, scheduler, rng=None, components={"box": box_state}
+        )
+
+    one, training = fresh(0.9, 0.05)
+    advance(*one, 3)
+    other, resumed = fresh(0.8, 1.0)
+    with pytest.raises(SchedulerMismatch) as caught:
+        resumed.restore(training.capture())
+    [finding] = caught.value.findings
+    assert "closed-over gamma: 0.9 -> 0.8" in finding.what
+    resumed.restore(training.capture(), accept=[finding.code])
+    assert one[1].param_groups[0]["lr"] == other[1].param_groups[0]["lr"] == 0.05
+    assert other[2].last_epoch == 3
+    assert other[2].lr_lambdas[0](9) == 0.05
+
+
+def read_only(scheduler):
+    """Everything that a scheduler has, and how often its functions were called."""
+    return {key: repr(value) for key, value in vars(scheduler).items()}
+
+
+CALLS = []
+
+
+def counted(epoch):
+    CALLS.append(epoch)
+    return 0.9**epoch
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "counted"])
+def test_reading_a_scheduler_changes_nothing_and_calls_no_function(variant):
+    opt = optimizer()
+    scheduler = schedules.LambdaLR(opt, counted) if variant == "counted" else VARIANTS[variant](opt)
+    before, groups, calls = read_only(scheduler), repr(opt.param_groups), len(CALLS)
+    bind_scheduler(scheduler, "scheduler.s")
+    record = captured(scheduler)
+    assert list(check_scheduler(record, scheduler, {id(opt): "main"}, "scheduler.s")) == []
+    assert (read_only(scheduler), repr(opt.param_groups), len(CALLS)) == (before, groups, calls)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_attribute_of_every_scheduler_is_compared_or_restored(variant):
+    """Each attribute in turn is made another in the program: it comes back, or is refused by its code."""
+    opt = optimizer()
+    scheduler = VARIANTS[variant](opt)
+    for _ in range(3):
+        opt.step()
+        scheduler.step(*([1.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
+    for member, scope in members(scheduler, "scheduler.s"):
+        record = captured(scheduler)
+        for name in vars(member).keys() - {"optimizer", "_schedulers"}:
+            other_opt = optimizer()
+            other = VARIANTS[variant](other_opt)
+            live = {where: each for each, where in members(other, "scheduler.s")}[scope]
+            vars(live)[name] = another(vars(live)[name])
+            found = [
+                item.code for item in check_scheduler(record, other, {id(other_opt): "main"}, "scheduler.s")
+            ]
+            if f"{scope}.{name}" not in found:
+                for write in plan_scheduler(record, other, "scheduler.s", []):
+                    write.run(torch.empty(0, dtype=torch.uint8))
+                assert repr(vars(live)[name]) == repr(vars(member)[name]), name
+
+
+def members(scheduler, scope):
+    yield scheduler, scope
+    for index, child in enumerate(children(scheduler)):
+        yield from members(child, f"{scope}.{index}")
+
+
+def another(value):
+    if callable(value):
+        return lambda x: 17.0
+    if isinstance(value, list):
+        return [another(item) for item in value]
+    if isinstance(value, dict):
+        return type(value)({7: 8})
+    return 17 if not isinstance(value, str) else "another"
+
+
+def test_the_functions_of_torchs_own_schedulers_are_compared():
+    assert codes(
+        schedules.CyclicLR(optimizer(), 0.01, 0.1, mode="exp_range", gamma=0.9),
+        schedules.CyclicLR(optimizer(), 0.01, 0.1, mode="exp_range", gamma=0.8),
+    ) == ["scheduler.s.gamma", "scheduler.s._scale_fn_ref"]
+    assert "scheduler.s._scale_fn_ref" in codes(
+        schedules.CyclicLR(optimizer(), 0.01, 0.1, mode="triangular"),
+        schedules.CyclicLR(optimizer(), 0.01, 0.1, mode="triangular2"),
+    )
+    linear, cosine = (SWALR(optimizer(), 0.05, 4, anneal_strategy=kind) for kind in ("linear", "cos"))
+    assert codes(linear, cosine) == ["scheduler.s._anneal_strategy", "scheduler.s.anneal_func"]
 
 
 def test_b21_an_object_that_moved_goes_on_where_it_was():
@@ -369,5 +574,18 @@ def test_b21_an_object_that_moved_goes_on_where_it_was():
 
 def test_b21_a_program_whose_closure_differs_is_refused_and_can_be_accepted():
     one, other = (schedules.LambdaLR(optimizer(1.0), capped({"cap": cap})) for cap in (1.0, 0.5))
-    found = list(check_scheduler(captured(one), other, {id(other.optimizer): "main"}, "scheduler.s"))
-    assert [(item.code, item.admissible) for item in found] == [("scheduler.s.lr_lambdas", True)]
+    [found] = check_scheduler(captured(one), other, {id(other.optimizer): "main"}, "scheduler.s")
+    assert (found.code, found.admissible) == ("scheduler.s.lr_lambdas", True)
+    assert found.what == 'a function differs: closed-over box["cap"]: 1.0 -> 0.5'
+    assert (found.where, found.expected, found.found) == ("scheduler.s lr_lambdas", "1.0", "0.5")
+
+
+def test_functions_of_another_python_are_refused_as_such_and_can_be_accepted():
+    one, other = (schedules.LambdaLR(optimizer(1.0), lambda epoch: 0.9**epoch) for _ in range(2))
+    record = captured(one)
+    [function] = record.configuration["lr_lambdas"]
+    before = {**record.configuration, "lr_lambdas": [{**function, "python": "3.99", "code": "another"}]}
+    record = dataclasses.replace(record, configuration=before)
+    [found] = check_scheduler(record, other, {id(other.optimizer): "main"}, "scheduler.s")
+    assert (found.code, found.admissible) == ("scheduler.s.lr_lambdas", True)
+    assert "the bytecode is of another Python (3.99 -> 3." in found.what

@@ -11,18 +11,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from segue._capture.callables import callable_state, fingerprint, restore_callable_state
+from segue._capture.function_changes import (
+    changes,
+    reads_registered,
+    registering,
+    with_unregistered,
+    without_registered,
+)
 from segue._capture.plain import freeze
+from segue._capture.registered import NOTHING
 from segue._capture.staging import is_of_class, type_name
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.sections import SchedulerRecord
-from segue._record.tree import same, thaw
-from segue.errors import Finding, SchedulerMismatch, UnsupportedState
+from segue._record.tree import copied, same, thaw
+from segue.errors import Finding, SchedulerMismatch, UnsupportedState, some
+
+if TYPE_CHECKING:
+    from segue._capture.description import References
 
 # What moves as a schedule runs; every other attribute of torch's 15 schedulers stays as constructed (torch 2.13).
 _POSITION = frozenset({
@@ -60,15 +71,22 @@ def optimizer_of(scheduler: LRScheduler) -> Optimizer:
     return scheduler.optimizer
 
 
-def bind_scheduler(scheduler: LRScheduler, scope: str) -> None:
+def bind_scheduler(scheduler: LRScheduler, scope: str, registered: References = NOTHING) -> None:
     """Remember how a scheduler is configured, the first time it is seen in this process.
+
+    Args:
+        scheduler: The scheduler.
+        scope: What it is called in messages.
+        registered: What else is restored: functions may read it.
 
     Raises:
         UnsupportedState: If an attribute can't be kept.
     """
     for index, member in enumerate(family(scheduler)):
-        if member not in _first_bound:
-            _first_bound[member] = _configuration(member, f"{scope} {index}" if index else scope)
+        now = _configuration(member, f"{scope} {index}" if index else scope, registered)
+        first = _first_bound.get(member, now)
+        functions = {key: with_unregistered(first[key], now[key]) for key in _functions(member, first)}
+        _first_bound[member] = {**first, **functions}
 
 
 def _attributes(scheduler: LRScheduler) -> dict[str, Any]:
@@ -81,9 +99,16 @@ def _is_callables(value: Any) -> bool:
     )
 
 
-def _configuration(scheduler: LRScheduler, scope: str) -> dict[str, Any]:
+def _functions(scheduler: LRScheduler, configuration: Mapping[str, Any]) -> list[str]:
+    """Return the names of attributes that are functions, among those of a configuration."""
+    return [
+        key for key, value in _attributes(scheduler).items() if _is_callables(value) and key in configuration
+    ]
+
+
+def _configuration(scheduler: LRScheduler, scope: str, registered: References = NOTHING) -> dict[str, Any]:
     return {
-        key: _fingerprints(value, f"{scope} {key}")
+        key: _fingerprints(value, f"{scope} {key}", registered)
         if _is_callables(value)
         else freeze(value, f"{scope} {key}")
         for key, value in _attributes(scheduler).items()
@@ -91,66 +116,109 @@ def _configuration(scheduler: LRScheduler, scope: str) -> dict[str, Any]:
     }
 
 
-def _fingerprints(value: Any, where: str) -> Any:
+def _as_it_is(scheduler: LRScheduler, scope: str, registered: References) -> dict[str, Any]:
+    """Return the configuration that a scheduler has: as it was first seen, but its functions as they are now.
+
+    What a function reads decides what it does from here on, whenever it changed.
+    """
+    now = _configuration(scheduler, scope, registered)
+    first = _first_bound.get(scheduler, now)
+    configuration: dict[str, Any] = copied(
+        {**first, **{key: now[key] for key in _functions(scheduler, first)}}
+    )
+    return configuration
+
+
+def depends_on_registered(scheduler: LRScheduler, scope: str, registered: References) -> bool:
+    """Tell whether a function of a scheduler, or of one nested in it, reads state that is kept elsewhere."""
+    return any(
+        reads_registered(value)
+        for member in family(scheduler)
+        for value in _configuration(member, scope, registered).values()
+    )
+
+
+def _fingerprints(value: Any, where: str, registered: References) -> Any:
     if type(value) is list:
-        return [None if item is None else fingerprint(item, where) for item in value]
-    return fingerprint(value, where)
+        return [None if item is None else fingerprint(item, where, registered) for item in value]
+    return fingerprint(value, where, registered)
 
 
-def _position(scheduler: LRScheduler, scope: str) -> dict[str, Any]:
+def _position(scheduler: LRScheduler, scope: str, registered: References = NOTHING) -> dict[str, Any]:
     return {
-        key: _callable_states(value, f"{scope} {key}")
+        key: _callable_states(value, f"{scope} {key}", registered)
         if _is_callables(value)
         else freeze(value, f"{scope} {key}")
         for key, value in _attributes(scheduler).items()
     }
 
 
-def _callable_states(value: Any, where: str) -> Any:
+def _callable_states(value: Any, where: str, registered: References) -> Any:
     if type(value) is list:
-        return [None if item is None else callable_state(item, where) for item in value]
-    return callable_state(value, where)
+        return [None if item is None else callable_state(item, where, registered) for item in value]
+    return callable_state(value, where, registered)
 
 
 def capture_scheduler(
-    scheduler: LRScheduler, optimizer_name: str, outstanding: int, usual: int | None, scope: str
+    scheduler: LRScheduler,
+    optimizer_name: str,
+    outstanding: int,
+    usual: int | None,
+    scope: str,
+    registered: References = NOTHING,
 ) -> SchedulerRecord:
     """Copy a scheduler's position and configuration, nested ones included.
+
+    Args:
+        scheduler: The scheduler.
+        optimizer_name: What the optimizer is called that it drives.
+        outstanding: Optimizer steps since it last moved.
+        usual: Optimizer steps between its last two moves.
+        scope: What it is called in messages.
+        registered: What else is restored: functions may read it.
 
     Raises:
         UnsupportedState: If an attribute or a callable can't be kept, or a function has changed since it was bound.
     """
     nested = tuple(
-        capture_scheduler(child, optimizer_name, 0, None, f"{scope}.{index}")
+        capture_scheduler(child, optimizer_name, 0, None, f"{scope}.{index}", registered)
         for index, child in enumerate(children(scheduler))
     )
-    configuration = _first_bound.get(scheduler) or _configuration(scheduler, scope)
-    _refuse_changed_functions(scheduler, configuration, scope)
+    now = _as_it_is(scheduler, scope, registered)
+    _refuse_changed_functions(scheduler, _first_bound.get(scheduler, now), now, scope)
     return SchedulerRecord(
         type_name(scheduler),
         optimizer_name,
-        configuration,
-        _position(scheduler, scope),
+        now,
+        _position(scheduler, scope, registered),
         nested,
         outstanding,
         usual,
     )
 
 
-def _refuse_changed_functions(scheduler: LRScheduler, configuration: Mapping[str, Any], scope: str) -> None:
-    """Raise if what a function closes over has moved: that is state, and a function's state can't be put back."""
-    for key, value in _attributes(scheduler).items():
-        if _is_callables(value) and key in configuration:
-            where = f"{scope} {key}"
-            if not same(configuration[key], _fingerprints(value, where)):
-                raise UnsupportedState(
-                    "a function has changed since the scheduler was bound", code="capture.changed_function", where=where,
-                    found=type_name(value), hint="use an object with `__call__`: its attributes are captured",
-                )  # fmt: skip
+def _refuse_changed_functions(
+    scheduler: LRScheduler, first: Mapping[str, Any], now: Mapping[str, Any], scope: str
+) -> None:
+    """Raise if what a function closes over or reads has moved: that is state, and a function's state can't be put back."""
+    for key in _functions(scheduler, first):
+        found = changes(without_registered(first[key], now[key]), now[key])
+        if found:
+            register = registering(found)
+            raise UnsupportedState(
+                f"a function has changed since the scheduler was bound: {some([str(change) for change in found])}",
+                code="capture.changed_function", where=f"{scope} {key}", found=type_name(vars(scheduler)[key]),
+                hint="use an object with `__call__`: its attributes are captured"
+                + (f"; or register what it reads: `Training(..., {register})`" if register else ""),
+            )  # fmt: skip
 
 
 def arranged(
-    record: SchedulerRecord, scheduler: LRScheduler, places: Sequence[int | None], scope: str
+    record: SchedulerRecord,
+    scheduler: LRScheduler,
+    places: Sequence[int | None],
+    scope: str,
+    registered: References = NOTHING,
 ) -> SchedulerRecord:
     """Return the record with its lists by group in the order of the program's groups.
 
@@ -159,14 +227,15 @@ def arranged(
         scheduler: The live one, whose own entries stand for groups that the record does not have.
         places: For each live group, the recorded one that it is; `None` for a new one.
         scope: What it is called in messages.
+        registered: What else is restored: functions may read it.
     """
-    configuration = _first_bound.get(scheduler) or _configuration(scheduler, scope)
+    configuration = _as_it_is(scheduler, scope, registered)
     return replace(
         record,
         configuration=_arranged(record.configuration, configuration, places),
-        position=_arranged(record.position, _position(scheduler, scope), places),
+        position=_arranged(record.position, _position(scheduler, scope, registered), places),
         children=tuple(
-            arranged(before, child, places, f"{scope}.{index}")
+            arranged(before, child, places, f"{scope}.{index}", registered)
             for index, (before, child) in enumerate(
                 zip(record.children, children(scheduler), strict=False)
             )
@@ -188,7 +257,11 @@ def _arranged(
 
 
 def check_scheduler(
-    record: SchedulerRecord, scheduler: LRScheduler, optimizer_names: Mapping[int, str], scope: str
+    record: SchedulerRecord,
+    scheduler: LRScheduler,
+    optimizer_names: Mapping[int, str],
+    scope: str,
+    registered: References = NOTHING,
 ) -> Iterator[Finding]:
     """Yield what differs: class, driven optimizer, nesting, configuration, callables."""
     if not is_of_class(scheduler, record.class_name):
@@ -199,10 +272,14 @@ def check_scheduler(
     driven = optimizer_names.get(id(optimizer_of(scheduler)), "an unregistered one")
     if record.optimizer != driven:
         yield _finding(scope, "optimizer", "it drives another optimizer", scope, record.optimizer, driven)
-    live = _first_bound.get(scheduler) or _configuration(scheduler, scope)
+    live = _as_it_is(scheduler, scope, registered)
     asked: dict[str, Any] = record.configuration
+    functions = set(_functions(scheduler, live)) & asked.keys()
     for key in [*asked, *(key for key in live if key not in asked)]:
         sides = (asked.get(key, "absent"), live.get(key, "absent"))
+        if key in functions:
+            yield from _function_findings(*sides, scope, key)
+            continue
         if not same(*sides) and not same(record.position.get(key), live.get(key)):
             known = key in asked and key in live
             yield _finding(
@@ -215,7 +292,17 @@ def check_scheduler(
         )
         return
     for index, (before, child) in enumerate(zip(record.children, nested, strict=True)):
-        yield from check_scheduler(before, child, optimizer_names, f"{scope}.{index}")
+        yield from check_scheduler(before, child, optimizer_names, f"{scope}.{index}", registered)
+
+
+def _function_findings(before: Any, now: Any, scope: str, key: str) -> Iterator[Finding]:
+    found = changes(before, now)
+    if found:
+        yield _finding(
+            scope, key, f"a function differs: {some([str(change) for change in found])}", f"{scope} {key}",
+            "; ".join(change.before for change in found if change.before) or "as it was recorded",
+            "; ".join(change.now for change in found if change.now) or "as the program has it", admissible=True,
+        )  # fmt: skip
 
 
 def _finding(

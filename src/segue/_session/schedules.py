@@ -12,8 +12,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from segue._capture.clock import ScheduleClock
 from segue._capture.membership import match_groups
 from segue._capture.optimizer import group_names
+from segue._capture.registered import Registered
 from segue._capture.replay import can_replay, plan_replayed_options, replayed
-from segue._capture.scheduler import arranged, check_scheduler, optimizer_of, plan_scheduler
+from segue._capture.scheduler import (
+    arranged,
+    check_scheduler,
+    depends_on_registered,
+    optimizer_of,
+    plan_scheduler,
+)
 from segue._capture.staging import is_of_class
 from segue._capture.writes import ObjectWrite, Write
 from segue._record.sections import SchedulerRecord
@@ -43,6 +50,10 @@ class Schedules:
     def __init__(self, record: TrainingRecord, live: LiveTraining) -> None:
         self._record = record
         self._live = live
+
+    @functools.cached_property
+    def _registered(self) -> Registered:
+        return self._live.registered()
 
     def told_of_rates(self, findings: Iterator[Finding], optimizer: str) -> Iterator[Finding]:
         """Yield findings of an optimizer; where a schedule drives it, with what accepting another rate does.
@@ -86,7 +97,8 @@ class Schedules:
 
     def _differences(self, name: str) -> list[Finding]:
         scheduler, names = self._live.schedulers[name], self._live.optimizer_names()
-        return list(check_scheduler(self._arranged[name], scheduler, names, f"scheduler.{name}"))
+        record, scope = self._arranged[name], f"scheduler.{name}"
+        return list(check_scheduler(record, scheduler, names, scope, self._registered))
 
     @functools.cached_property
     def _arranged(self) -> dict[str, SchedulerRecord]:
@@ -97,7 +109,7 @@ class Schedules:
             if record is None:
                 continue
             if places is not None and is_of_class(scheduler, record.class_name):
-                record = arranged(record, scheduler, places, f"scheduler.{name}")
+                record = arranged(record, scheduler, places, f"scheduler.{name}", self._registered)
             found[name] = record
         return found
 
@@ -120,6 +132,8 @@ class Schedules:
         scheduler = self._live.schedulers.get(name)
         if scheduler is None:
             return False
+        if depends_on_registered(scheduler, f"scheduler.{name}", self._registered):
+            return False  # what it read on the way is not known
         driven = optimizer_of(scheduler)
         alone = sum(optimizer_of(other) is driven for other in self._live.schedulers.values()) == 1
         return alone and can_replay(self._record.schedulers[name], scheduler)
