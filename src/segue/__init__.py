@@ -28,6 +28,7 @@ from segue._session.accumulators import GradientAccumulator, WeightedAccumulator
 from segue._session.archive import diff, from_bytes, load, save, to_bytes, verify
 from segue._session.callers_restore import RestoredTraining
 from segue._session.checkpointer import Checkpointer
+from segue._session.fork import ForkedRun, fork
 from segue._session.gradients import capture_gradients, restore_gradients
 from segue._session.model_state import FullModel, TrainableOnly
 from segue._session.modules import capture_module, restore_module
@@ -46,6 +47,7 @@ __all__ = [
     "Checkpointer",
     "Component",
     "Difference",
+    "ForkedRun",
     "FullModel",
     "GradientAccumulator",
     "GradientEntry",
@@ -68,6 +70,7 @@ __all__ = [
     "capture_optimizer",
     "diff",
     "errors",
+    "fork",
     "from_bytes",
     "load",
     "optim",

@@ -15,10 +15,10 @@ import segue
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
-    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "FullModel", "GradientAccumulator",
+    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "ForkedRun", "FullModel", "GradientAccumulator",
     "GradientEntry", "GradientsRecord", "PendingSave", "RankLocal", "RecordDiff", "RestoredTraining", "RngStreams",
     "StateOf", "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
-    "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "from_bytes", "load", "optim", "quant",
+    "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "fork", "from_bytes", "load", "optim", "quant",
     "restore_gradients", "restore_module", "restore_optimizer", "save", "stores", "to_bytes", "verify",
 ]  # fmt: skip
 
@@ -118,6 +118,7 @@ SECTIONS = {
     "GradientsRecord.to_tensors": ("Returns", "Raises", "Guarantees"),
     "save": ("Args", "Returns", "Raises", "Guarantees", "Cost"),
     "load": ("Args", "Returns", "Raises", "Cost"),
+    "fork": ("Args", "Returns", "Raises", "Guarantees", "Cost"),
     "to_bytes": ("Args", "Returns", "Raises", "Cost"),
     "from_bytes": ("Args", "Returns", "Raises", "Cost"),
     "verify": ("Returns", "Raises", "Cost"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Any
 
 from segue._record.conversion import Precision, precision_name
 from segue._session.cadence import Cadence
+from segue._session.newest import newest_verified
 from segue._session.preemption import PreemptionFlag
 from segue._session.record import TrainingRecord
 from segue._session.retention import expired
@@ -25,18 +25,10 @@ from segue._store.scan import Candidate
 from segue.errors import (
     CheckpointExists,
     CheckpointNotFound,
-    CorruptCheckpoint,
-    IncompleteCheckpoint,
     SaveFailed,
-    SkippedCheckpointWarning,
     StoreError,
     StoreUnavailable,
-    UnsafeCheckpoint,
-    UnsupportedFormat,
 )
-
-# What `resume` passes over for an older checkpoint. An unavailable disk is no reason to lose hours of work.
-_DAMAGED = (CorruptCheckpoint, IncompleteCheckpoint, UnsafeCheckpoint, UnsupportedFormat, CheckpointNotFound)
 
 _writers: weakref.WeakValueDictionary[str, Checkpointer] = weakref.WeakValueDictionary()
 
@@ -244,30 +236,10 @@ class Checkpointer:
         return None if found is None else found[1]
 
     def _newest_verified(self) -> tuple[Candidate, TrainingRecord] | None:
-        while True:
-            candidates = self._store.candidates()
-            reasons: list[StoreError] = []
-            for candidate in candidates:
-                try:
-                    return candidate, TrainingRecord.of(self._store.open(candidate).verify())
-                except _DAMAGED as error:
-                    reasons.append(error)
-                    warnings.warn(
-                        f"passed over {candidate.path}: {error}", SkippedCheckpointWarning, stacklevel=4
-                    )
-            if not reasons:
-                return None
-            # A reader without the lock may find each gone that it has listed: then there are others by now.
-            if candidates == self._store.candidates():
-                raise self._all_damaged(reasons)
-
-    def _all_damaged(self, reasons: list[StoreError]) -> StoreError:
-        newest = reasons[0]
-        return type(newest)(
-            f"no checkpoint of this run can be read; the newest: {newest.what}", code=newest.code, where=newest.where,
-            expected=newest.expected, found=newest.found,
-            hint="move what is damaged away to start afresh; resume never does that by itself",
-        )  # fmt: skip
+        found = newest_verified(
+            self._store, "move what is damaged away to start afresh; resume never does that by itself"
+        )
+        return None if found is None else (found[0], TrainingRecord.of(found[2]))
 
     def save_if_due(self, state: Any = None, *, step: int | None = None) -> bool:
         """Call at each boundary, once per microbatch: saves when it is time.

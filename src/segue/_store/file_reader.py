@@ -35,6 +35,6 @@ def read_file_manifest(folder: Folder, name: str) -> tuple[Manifest, CheckpointI
         StoreError: As `opened_container` and `read_manifest` do.
     """
     with opened_container(folder, name) as inside:
-        description, manifest_bytes = read_manifest(inside)
-        info = info_of(description, manifest_bytes, inside.path)
-        return description, dataclasses.replace(info, num_bytes=inside.num_bytes)
+        committed = read_manifest(inside)
+        info = info_of(committed, inside.path)
+        return committed.manifest, dataclasses.replace(info, num_bytes=inside.num_bytes)

@@ -11,6 +11,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import xxhash
 
@@ -50,11 +51,17 @@ class CheckpointInfo:
     microbatch: int | None
 
 
-def read_manifest(folder: Folder) -> tuple[Manifest, int]:
-    """Read commit line and manifest of a checkpoint, and nothing else.
+class CommittedManifest(NamedTuple):
+    """A manifest that was read, and what is known of its file."""
 
-    Returns:
-        The manifest, and its size in bytes.
+    manifest: Manifest
+    num_bytes: int
+    sha256: str
+    """What the commit line says, in hexadecimal: it names the checkpoint with every byte of it."""
+
+
+def read_manifest(folder: Folder) -> CommittedManifest:
+    """Read commit line and manifest of a checkpoint, and nothing else.
 
     Raises:
         IncompleteCheckpoint: If either is missing.
@@ -76,12 +83,13 @@ def read_manifest(folder: Folder) -> tuple[Manifest, int]:
             expected=line[:64].decode(),
             found=found,
         )
-    return manifest.from_bytes(document, where), len(document)
+    return CommittedManifest(manifest.from_bytes(document, where), len(document), line[:64].decode())
 
 
-def info_of(description: Manifest, manifest_bytes: int, path: str) -> CheckpointInfo:
+def info_of(committed: CommittedManifest, path: str) -> CheckpointInfo:
     """Sum up a manifest."""
-    num_bytes = description.file_bytes + manifest_bytes + _COMMIT_BYTES
+    description = committed.manifest
+    num_bytes = description.file_bytes + committed.num_bytes + _COMMIT_BYTES
     return CheckpointInfo(
         description.seq, path, num_bytes, description.attempt, description.step, description.microbatch
     )
@@ -90,12 +98,11 @@ def info_of(description: Manifest, manifest_bytes: int, path: str) -> Checkpoint
 class StoredCheckpoint:
     """One checkpoint, open for reading. Its manifest and headers are verified; its data is, whenever it is read."""
 
-    def __init__(
-        self, info: CheckpointInfo, description: Manifest, files: dict[str, OpenFile], path: str
-    ) -> None:
-        self.info = info
+    def __init__(self, committed: CommittedManifest, files: dict[str, OpenFile], path: str) -> None:
+        self.info = info_of(committed, path)
         self.path = path
-        self.manifest = description
+        self.manifest = committed.manifest
+        self.manifest_sha256 = committed.sha256
         self._files = files
 
     def record(self) -> TrainingRecord:
@@ -166,7 +173,8 @@ def open_folder(folder: Folder, *, seq: int | None = None) -> StoredCheckpoint:
         UnsupportedFormat: If a newer segue wrote it.
         StoreUnavailable: If it can't be read at all.
     """
-    description, manifest_bytes = _read_own_manifest(folder)
+    committed = _read_own_manifest(folder)
+    description = committed.manifest
     if seq is not None and description.run is not None and description.seq != seq:
         raise CorruptCheckpoint(
             "the manifest is that of another number: a renamed copy?",
@@ -181,12 +189,10 @@ def open_folder(folder: Folder, *, seq: int | None = None) -> StoredCheckpoint:
             opened.callback(files[name].close)
         _check_files(files, description)
         opened.pop_all()
-    return StoredCheckpoint(
-        info_of(description, manifest_bytes, folder.path), description, files, folder.path
-    )
+    return StoredCheckpoint(committed, files, folder.path)
 
 
-def _read_own_manifest(folder: Folder) -> tuple[Manifest, int]:
+def _read_own_manifest(folder: Folder) -> CommittedManifest:
     """Read the manifest of a folder that has exactly the files of this version.
 
     A newer format may have other files: then its version is the news, not they.

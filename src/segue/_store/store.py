@@ -227,8 +227,7 @@ class DirectoryStore:
             StoreError: As `open` does, for commit line and manifest.
         """
         with self._opened(candidate) as (_, folder):
-            description, manifest_bytes = read_manifest(folder)
-            return info_of(description, manifest_bytes, candidate.path)
+            return info_of(read_manifest(folder), candidate.path)
 
     def remove(self, candidate: Candidate) -> None:
         """Remove a checkpoint. A failure is a `StoreWarning`: what could not be removed does no harm.

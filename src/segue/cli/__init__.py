@@ -1,4 +1,4 @@
-"""The command `segue`: `demo`, `inspect`, `verify`, `diff`, `list`.
+"""The command `segue`: `demo`, `inspect`, `verify`, `diff`, `list`, `fork`.
 
 `app` has the commands, `exit_codes` what they tell a shell; each command has a module that makes plain data, the shape
 that `--json` prints, and one function that renders it for people. Only this package imports typer and rich.

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.progress import Progress
 
 import segue
-from segue.cli import adaptation, comparison, demonstration, inspection, listing
+from segue.cli import adaptation, comparison, demonstration, forking, inspection, listing
 from segue.cli.demo import RUNS, demonstrate, demonstrate_adapters
 from segue.cli.exit_codes import ExitCode, exit_code
 from segue.cli.terminal import print_error, print_failure, print_json, stdout
@@ -49,6 +49,18 @@ EitherPath = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT|RUN", help="The folder or file of a checkpoint, or of a run for all of its."
+    ),
+]
+SourcePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT|RUN", help="The folder or file of a checkpoint; or a run, for its newest."
+    ),
+]
+IntoPath = Annotated[
+    str,
+    typer.Option(
+        "--into", metavar="RUN", help="Where the new run goes: a folder, or a file that ends in .segue."
     ),
 ]
 LeftPath = Annotated[str, typer.Argument(metavar="A", help="The folder or file of a checkpoint.")]
@@ -153,6 +165,23 @@ def diff(
     report = comparison.compare_checkpoints(a, b)
     _print(report, comparison.render_comparison(report, limit), json=json)
     raise typer.Exit(ExitCode.FINE if report["identical"] else ExitCode.DIFFERS)
+
+
+@app.command(epilog=_EXIT_CODES)
+def fork(checkpoint: SourcePath, into: IntoPath, json: Json = False) -> None:
+    """Begin a new run from an old checkpoint; leave that as it is.
+
+    Of a run, the newest checkpoint that is intact is taken. Every byte is verified before anything is made. Then start the
+    program with the new run's path: it resumes, and goes on as the old run would have from there.
+
+    JSON: path, run, checkpoint {path, seq, step, microbatch, num_bytes, attempt}, source {the same, and run or null},
+    passed_over [what is wrong with newer checkpoints].
+    """
+    console = stdout()
+    with Progress(console=console, transient=True, disable=json or not console.is_terminal) as progress:
+        progress.add_task("copying", total=None)
+        report = forking.fork_run(checkpoint, into)
+    _print(report, forking.render_fork(report), json=json)
 
 
 @app.command(epilog=_EXIT_CODES)

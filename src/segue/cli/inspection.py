@@ -13,6 +13,7 @@ from rich.text import Text
 
 from segue._store.archive import open_checkpoint
 from segue._store.url import local_path
+from segue.cli.lineage import told
 from segue.cli.summary import summarize
 from segue.cli.terminal import count, size
 
@@ -86,8 +87,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "streams", "not captured" if streams is None else escape(", ".join(streams)) or "none"
     yield "caller state", escape(_shown(summary["caller_state"]))
     yield "environment", escape(_environment(summary["environment"]))
-    for accepted in summary["lineage"]:
-        yield "accepted", escape(_shown(accepted))
+    for index, entry in enumerate(summary["lineage"]):
+        yield "" if index else "lineage", escape(told(entry))
 
 
 def _position(summary: Mapping[str, Any]) -> str:
