@@ -126,6 +126,16 @@ def reads_registered(description: Any) -> bool:
     return type(description) in (list, tuple) and any(map(reads_registered, description))
 
 
+def describes_callable(value: Any) -> bool:
+    """Tell whether a value of a configuration describes a callable, or callables."""
+    if type(value) is list:
+        return bool(value) and all(each is None or describes_callable(each) for each in value)
+    return type(value) is dict and not value.keys().isdisjoint(_OF_CALLABLES)
+
+
+_OF_CALLABLES = frozenset({"function", "builtin", "partial", "cached", "method", "class", "type", REGISTERED})
+
+
 def _is_registered(description: Any) -> bool:
     return type(description) is dict and description.keys() == {REGISTERED}
 

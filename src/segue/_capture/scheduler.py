@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from segue._capture.callables import callable_state, fingerprint, restore_callable_state
 from segue._capture.function_changes import (
     changes,
+    describes_callable,
     reads_registered,
     registering,
     with_unregistered,
@@ -207,8 +208,7 @@ def _refuse_changed_functions(
             register = registering(found)
             raise UnsupportedState(
                 f"a function has changed since the scheduler was bound: {some([str(change) for change in found])}",
-                code="capture.changed_function", where=f"{scope} {key}", found=type_name(vars(scheduler)[key]),
-                hint="use an object with `__call__`: its attributes are captured"
+                code="capture.changed_function", where=f"{scope} {key}", hint="use an object with `__call__`: its attributes are captured"
                 + (f"; or register what it reads: `Training(..., {register})`" if register else ""),
             )  # fmt: skip
 
@@ -274,14 +274,13 @@ def check_scheduler(
         yield _finding(scope, "optimizer", "it drives another optimizer", scope, record.optimizer, driven)
     live = _as_it_is(scheduler, scope, registered)
     asked: dict[str, Any] = record.configuration
-    functions = set(_functions(scheduler, live)) & asked.keys()
+    functions = _functions(scheduler, live)
     for key in [*asked, *(key for key in live if key not in asked)]:
         sides = (asked.get(key, "absent"), live.get(key, "absent"))
-        if key in functions:
+        known = key in asked and key in live
+        if known and (key in functions or describes_callable(asked[key])):
             yield from _function_findings(*sides, scope, key)
-            continue
-        if not same(*sides) and not same(record.position.get(key), live.get(key)):
-            known = key in asked and key in live
+        elif not same(*sides) and not same(record.position.get(key), live.get(key)):
             yield _finding(
                 scope, key, "its configuration differs", f"{scope} {key}", *sides, admissible=known
             )
