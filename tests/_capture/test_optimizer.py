@@ -302,6 +302,29 @@ def test_the_option_that_a_run_has_arrived_at_may_be_asked_for():
     assert codes(record, module, SGD(module.parameters(), lr=0.05)) == ["optimizer.o.lr"]
 
 
+def test_a_group_that_is_added_later_asks_for_what_it_has_at_the_next_step():
+    module = model()
+    weight, bias = module.parameters()
+    optimizer = SGD([weight], lr=0.1)
+    bind_optimizer(optimizer, "optimizer.o")
+    bind_optimizer(optimizer, "optimizer.o")
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    optimizer.add_param_group({"params": [bias], "lr": 0.2})
+    optimizer.step()
+    optimizer.param_groups[1]["lr"] = 0.05
+    assert [group.configured["lr"] for group in capture(module, optimizer).groups] == [0.1, 0.2]
+    # Another one takes its place.
+    del optimizer.param_groups[1]
+    optimizer.step()
+    optimizer.add_param_group({"params": [bias], "lr": 0.3})
+    optimizer.step()
+    assert [group.configured["lr"] for group in capture(module, optimizer).groups] == [0.1, 0.3]
+    optimizer.add_param_group({"params": [], "tag": object()})
+    optimizer.step()  # capture tells
+    with pytest.raises(UnsupportedState, match="tag"):
+        capture(module, optimizer)
+
+
 def test_an_option_on_one_side_only_is_refused_and_can_be_accepted():
     module = model()
     plain, tagged = SGD(module.parameters(), lr=0.1), SGD(module.parameters(), lr=0.1)

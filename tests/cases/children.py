@@ -168,9 +168,59 @@ def saves_under_a_limit(run_folder):
             )
 
 
+def unfreezes(run_folder, stop, mode="builds"):
+    """B03: unfreezes its first layer after the second of its steps, saves after each, and ends after `stop` steps.
+
+    Its first lines know nothing of the unfreezing; what the newest checkpoint has more, it builds (or `forgets`).
+    """
+    import torch
+    from torch import nn
+
+    import segue
+    from segue.errors import MismatchError
+    from tests.cases.state import live, raw
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[1].parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def add(parameters, options):
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        optimizer.add_param_group({**options, "params": parameters})
+
+    training = segue.Training(model, optimizer, scheduler)
+    with segue.Checkpointer(training, run_folder) as checkpointer:
+        newest, before = checkpointer.newest(), live(model, optimizer)
+        if newest is not None and mode == "builds":
+            for group in newest.optimizers["optimizer"].groups[1:]:
+                named = dict(model.named_parameters())
+                add([named[name] for name in group.parameters], group.options)
+        try:
+            state = checkpointer.resume(default={"step": 0})
+        except MismatchError as error:
+            codes = [finding.code for finding in error.findings]
+            print(json.dumps({"codes": codes, "unchanged": live(model, optimizer) == before}))
+            return
+        while state["step"] < int(stop):
+            if state["step"] == 2:
+                add(list(model[0].parameters()), {"lr": 1e-3})
+            optimizer.zero_grad()
+            model(torch.randn(2, 3)).pow(2).sum().backward()
+            optimizer.step()
+            scheduler.step()
+            state["step"] += 1
+            checkpointer.save(state)
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    print(json.dumps({"groups": groups, "live": repr(raw(live(model, optimizer)))}))
+
+
 PROGRAMS = {
     function.__name__: function
-    for function in (groups_from_a_set, noisy, windowed, writes_until_killed, saves_under_a_limit)
+    for function in (unfreezes, groups_from_a_set, noisy, windowed, writes_until_killed, saves_under_a_limit)
 }
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ is told of each by name and can be wanted. Everything that is left is another pa
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from segue._capture.options import difference
 from segue._record.contract import moved
-from segue.errors import Finding, some
+from segue._record.tree import same
+from segue.errors import Finding, shown, some
 
 Groups = Sequence[Sequence[str]]
 """The members of each group by name, in order."""
@@ -63,7 +65,13 @@ def are_strangers(recorded: Groups, live: Groups, explained: frozenset[str]) -> 
 
 
 def one_sided_findings(
-    recorded: Groups, live: Groups, explained: frozenset[str], scope: str, *, admissible: bool
+    recorded: Groups,
+    live: Groups,
+    explained: frozenset[str],
+    scope: str,
+    *,
+    admissible: bool,
+    options: Sequence[str] = (),
 ) -> Iterator[Finding]:
     """Yield the parameters that only one side's groups have, between groups that `match_groups` could pair.
 
@@ -73,6 +81,7 @@ def one_sided_findings(
         explained: Names of parameters that one side does not have at all, which is told of its module.
         scope: The optimizer, for codes.
         admissible: Whether state goes by name, so that one may come or go.
+        options: What was asked for each recorded group alone, as from `own_options`.
     """
     before, now = set(chain(*recorded)), set(chain(*live))
     if not admissible:
@@ -81,7 +90,7 @@ def one_sided_findings(
     if len(recorded) != len(live) and not all(explained.issuperset(members) for members in odd):
         yield difference(
             scope, "groups", "another number of groups", scope, len(recorded), len(live),
-            hint=groups_hint(recorded, live, scope, "optimizers"), admissible=admissible,
+            hint=groups_hint(recorded, live, scope, "optimizers", options), admissible=admissible,
         )  # fmt: skip
     yield from _names_on_one_side(recorded, live, (before ^ now) - explained, scope, admissible)
 
@@ -92,7 +101,7 @@ def _strange(groups: Groups, others: set[str]) -> Iterator[Sequence[str]]:
 
 
 def membership_findings(
-    recorded: Groups, live: Groups, scope: str, section: str = "optimizers"
+    recorded: Groups, live: Groups, scope: str, section: str = "optimizers", options: Sequence[str] = ()
 ) -> Iterator[Finding]:
     """Yield which parameters are in other groups than they were, or on one side only, where nothing can be paired.
 
@@ -101,12 +110,13 @@ def membership_findings(
         live: Those of each live group.
         scope: The optimizer, for codes.
         section: Where in a record it is.
+        options: What was asked for each recorded group alone, as from `own_options`.
     """
     before, after = _places(recorded), _places(live)
     if len(recorded) != len(live):
         yield difference(
             scope, "groups", "another number of groups", scope, len(recorded), len(live),
-            hint=groups_hint(recorded, live, scope, section),
+            hint=groups_hint(recorded, live, scope, section, options),
         )  # fmt: skip
     yield from _names_on_one_side(recorded, live, before.keys() ^ after.keys(), scope, admissible=False)
     for name in sorted(before.keys() & after.keys()):
@@ -148,13 +158,22 @@ def _told(places: list[int]) -> int | list[int]:
     return places[0] if len(places) == 1 else places
 
 
-def groups_hint(recorded: Groups, live: Groups, scope: str, section: str) -> str | None:
+def own_options(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Write down what a group was asked for that its optimizer's defaults don't say, such as `lr=0.001`."""
+    own = [key for key, value in options.items() if key not in defaults or not same(value, defaults[key])]
+    return ", ".join(f"{key}={shown(options[key])}" for key in own)
+
+
+def groups_hint(
+    recorded: Groups, live: Groups, scope: str, section: str, options: Sequence[str] = ()
+) -> str | None:
     """Say how a program gets the groups that the record has: `add_param_group` in mid-run is not in its first lines."""
     name = scope.removeprefix("optimizer.")
     longer, shorter = (recorded, live) if len(recorded) > len(live) else (live, recorded)
     known = [set(members) for members in shorter]
+    own = options if longer is recorded and options else [""] * len(longer)
     odd = [
-        f"group {index} ({some(members)})"
+        f"group {index} ({some(members)})" + (f" with {own[index]}" if own[index] else "")
         for index, members in enumerate(longer)
         if set(members) not in known
     ]

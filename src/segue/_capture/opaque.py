@@ -28,7 +28,7 @@ from segue._capture.deferred import deferring
 from segue._capture.hidden import Hidden, attribute_findings, moved, refuse_hidden
 from segue._capture.membership import membership_findings
 from segue._capture.optimizer import ParameterNames
-from segue._capture.options import configured_options, difference, options_of
+from segue._capture.options import bind_optimizer, configured_options, difference, options_of
 from segue._capture.owners import inner_groups, inner_optimizers, own_groups
 from segue._capture.plain import freeze
 from segue._capture.registered import Registered
@@ -69,7 +69,7 @@ def bind_opaque(value: Any, names: ParameterNames, registered: Registered) -> No
     remember_beside(value, names, registered)
     for place, optimizer in torch_optimizers(value).items():
         try:
-            configured_options(optimizer, place)
+            bind_optimizer(optimizer, place)
         except UnsupportedState:  # told when it is captured, if its holder saves it
             continue
 

@@ -29,6 +29,7 @@ from segue._capture.membership import (
     membership_findings,
     one_sided_findings,
     order_findings,
+    own_options,
 )
 from segue._capture.memory import Memory
 from segue._capture.options import (
@@ -226,13 +227,14 @@ def check_optimizer(
             "",
         )
     recorded, live = record.members, group_names(optimizer, names, scope)
+    asked = [own_options(group.configured, record.defaults) for group in record.groups]
     places = match_groups(recorded, live)
     if places is None or are_strangers(recorded, live, one_sided):
-        yield from membership_findings(recorded, live, scope)
+        yield from membership_findings(recorded, live, scope, options=asked)
         return
     # LBFGS keeps flat vectors over all parameters under the first of them: there the order *is* the state.
     by_name = not isinstance(optimizer, torch.optim.LBFGS)
-    yield from one_sided_findings(recorded, live, one_sided, scope, admissible=by_name)
+    yield from one_sided_findings(recorded, live, one_sided, scope, admissible=by_name, options=asked)
     yield from order_findings(recorded, live, places, scope, admissible=by_name)
     configured = configured_options(optimizer, scope)
     for index, place in enumerate(places if compares_requests else ()):

@@ -11,8 +11,9 @@ kept too: torch hands one tensor learning rate to all groups and to `defaults` (
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from segue._capture.writes import ObjectWrite, Write
 from segue._record.sections import GroupRecord, OptimizerRecord
 from segue._record.tensors import CapturedTensor, empty_like_captured, fill
 from segue._record.tree import copied, same, thaw
-from segue.errors import Finding, OptimizerMismatch
+from segue.errors import Finding, OptimizerMismatch, UnsupportedState
 
 # `params` is stored by name; `param_names` repeats the names as they were typed, wrappers included.
 _NOT_OPTIONS = frozenset({"params", "param_names"})
@@ -31,15 +32,35 @@ _NOT_OPTIONS = frozenset({"params", "param_names"})
 _DRIVEN: dict[str, str] = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
 
 _first_seen: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def bind_optimizer(optimizer: Optimizer, scope: str) -> None:
     """Remember the options an optimizer is configured with, the first time it is seen in this process.
 
+    A group that is added in mid-run is seen at the next `step`: a schedule moves what it asks for soon after.
+
     Raises:
         UnsupportedState: If an option can't be kept.
     """
+    if optimizer not in _watched and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        optimizer.register_step_pre_hook(_new_groups_hook(len(optimizer.param_groups)))
+        _watched.add(optimizer)
     configured_options(optimizer, scope)
+
+
+def _new_groups_hook(num_groups: int) -> Callable[[Optimizer, Any, Any], None]:
+    # A compiled step runs its hooks too (torch 2.13).
+    see = torch.compiler.disable(configured_options)  # type: ignore[no-untyped-call]
+
+    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        nonlocal num_groups
+        if len(optimizer.param_groups) != num_groups:
+            num_groups = len(optimizer.param_groups)
+            with contextlib.suppress(UnsupportedState):  # capture tells
+                see(optimizer, "optimizer")
+
+    return hook
 
 
 def options_of(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
@@ -65,9 +86,11 @@ def configured_options(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]
         UnsupportedState: If an option can't be kept.
     """
     known = _first_seen.setdefault(optimizer, [])
-    if len(known) != len(optimizer.param_groups):
-        known += options_of(optimizer, scope)[len(known) :]
-    return [copied(options) for options in known[: len(optimizer.param_groups)]]
+    num_groups = len(optimizer.param_groups)
+    if len(known) != num_groups:
+        # Of one that is gone nothing is kept, or the next in its place would have asked for the same.
+        known[:] = [*known, *options_of(optimizer, scope)[len(known) :]][:num_groups]
+    return [copied(options) for options in known]
 
 
 def shared_options(optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:

@@ -81,7 +81,8 @@ class Training:
         BaseMismatch: If the base of `TrainableOnly` was rewritten since its identity was taken.
 
     Guarantees:
-        Binding changes no bit of the training. It adds one step hook to each scheduled optimizer, which counts.
+        Binding changes no bit of the training. It adds step hooks to torch optimizers: one that sees groups which are
+            added later, and to each scheduled one another, which counts.
 
     Cost:
         None that grows with the model. Options of optimizers and schedulers are copied.
