@@ -284,6 +284,11 @@ def check_scheduler(
             yield _finding(
                 scope, key, "its configuration differs", f"{scope} {key}", *sides, admissible=known
             )
+    for key in sorted((_POSITION & vars(scheduler).keys()) - record.position.keys()):
+        yield _finding(
+            scope, key, "where it stood is not told in full: a field is missing", f"{scope} {key}", "absent",
+            vars(scheduler)[key], admissible=True,
+        )  # fmt: skip
     nested = children(scheduler)
     if len(nested) != len(record.children):
         yield _finding(

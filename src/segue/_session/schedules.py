@@ -31,7 +31,7 @@ from segue.errors import Finding
 # What torch's schedulers keep in the groups, and what of that, or of a group's own options, they start from (torch 2.13).
 _KEPT_IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
 _REQUESTS = ("lr", *_KEPT_IN_GROUPS)
-_DERIVED = frozenset({"_schedule_phases", "_scale_fn_ref", "anneal_func"})
+_DERIVED = frozenset({"_schedule_phases", "_scale_fn_ref", "anneal_func", "mode_worse"})
 _MOVED = "moves the program's schedule to where the record's stands, as if it had been so from the beginning"
 _STAYS = (
     "keeps what the program starts from; a schedule that goes on from the present rate is changed by that rate, in "
