@@ -1,4 +1,4 @@
-"""What an optimizer that is asked for its state whole keeps in attributes beside: its own, and of the torch optimizers in it."""
+"""What an optimizer that is asked for its state whole keeps in attributes: its own, and of torch optimizers and schedulers in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from segue._capture.hidden import (
     remembered,
     views_of,
 )
-from segue._capture.owners import inner_optimizers
+from segue._capture.owners import inner_optimizers, inner_schedulers
 from segue._capture.registered import Registered
 from segue._capture.state_of import all_names
 from segue.errors import UnsupportedState
@@ -84,7 +84,7 @@ def attributes_beside(value: Any, names: Mapping[int, str], registered: Register
 
 
 def _owners(value: Any) -> dict[str, Any]:
-    return {"": value, **inner_optimizers(value)}
+    return {"": value, **inner_optimizers(value), **inner_schedulers(value)}
 
 
 def _saves_no_more(owner: Any) -> bool:
@@ -93,15 +93,18 @@ def _saves_no_more(owner: Any) -> bool:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    if isinstance(owner, Optimizer):
-        return own_attributes(owner)
-    return dict(_held(owner))
+    found = own_attributes(owner) if isinstance(owner, Optimizer) else dict(_held(owner))
+    return {name: value for name, value in found.items() if name not in _METHODS}
 
 
 def _held(owner: Any) -> Iterator[tuple[str, Any]]:
     for name in all_names(owner):
         if name not in MARKS and hasattr(owner, name):
             yield name, getattr(owner, name)
+
+
+# Some put another function in the place of these, which says how it saves, and nothing of what it is.
+_METHODS = frozenset({"state_dict", "load_state_dict"})
 
 
 def _seen(

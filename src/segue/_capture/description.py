@@ -42,9 +42,14 @@ class References(Protocol):
         """Tell whether an attribute of an object, or an entry of a dictionary, is such."""
         ...
 
+    def at(self, address: int) -> str | None:
+        """Return what is called what has this `id`; `None` for any other number."""
+        ...
+
 
 _MAX_DEPTH = 32
 _MAX_PARTS = 10_000
+_NO_ADDRESS = 1 << 20  # counters are below, objects above
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # of `type.__flags__`; a `class` statement makes the first kind
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
@@ -87,8 +92,7 @@ class _Describing:
 
     def describe(self, value: Any, where: str, above: tuple[int, ...]) -> Any:
         if type(value) in SCALARS:
-            self.leaves.append(value)
-            return value
+            return self._scalar(value)
         name = self._references.name(value)
         if name is not None:
             return {"reference": name}
@@ -115,11 +119,13 @@ class _Describing:
             return {"partial": [self.describe(part, f"{where} partial", above) for part in inside]}
         if isinstance(value, types.MethodType):
             return {"method": value.__func__.__qualname__, "of": self.describe(value.__self__, where, above)}
-        if isinstance(value, np.generic | set | frozenset | bytearray):
-            frozen = freeze(value, where)
-            self.leaves += frozen if isinstance(value, set | frozenset) else [frozen]
-            return frozen
-        simple = _simple(value, where)
+        if isinstance(value, set | frozenset):
+            items = [self.describe(item, f"{where}{{}}", above) for item in value]
+            return _of_class(value, items=sorted(items, key=tree_digest))
+        if isinstance(value, np.generic | bytearray):
+            self.leaves.append(freeze(value, where))
+            return self.leaves[-1]
+        simple = _simple(value, where, self._references)
         return simple if simple is not None else self._object(value, where, above)
 
     def _numbers(self, value: Any, where: str) -> Any:
@@ -144,8 +150,22 @@ class _Describing:
         )
         return _of_class(value, items=items, **made_by)
 
+    def _scalar(self, value: Any) -> Any:
+        address = self._address(value)
+        if address is not None:
+            return address
+        self.leaves.append(value)
+        return value
+
+    def _address(self, value: Any) -> Any | None:
+        """Describe a number that is the `id` of something, which differs in each process; `None` for any other."""
+        name = self._references.at(value) if type(value) is int and value > _NO_ADDRESS else None
+        return None if name is None else {"reference": name}
+
     def _key(self, key: Any, where: str, above: tuple[int, ...]) -> Any:
-        return key if type(key) in SCALARS else self.describe(key, where, above)
+        if type(key) not in SCALARS:
+            return self.describe(key, where, above)
+        return self._address(key) or key
 
     def _object(self, value: Any, where: str, above: tuple[int, ...]) -> Any:
         if isinstance(value, nn.Module | Optimizer):
@@ -165,10 +185,10 @@ def _of_class(value: Any, **parts: Any) -> Any:
     return {"of": type(value).__qualname__, **parts}
 
 
-def _simple(value: Any, where: str) -> Any | None:
+def _simple(value: Any, where: str, references: References) -> Any | None:
     """Describe what needs no looking into by ourselves; `None` for anything else."""
     if isinstance(value, _FUNCTIONS):
-        return fingerprint(value, where)
+        return fingerprint(value, where, references)
     if isinstance(value, types.ModuleType):
         return {"module": value.__name__}
     if isinstance(value, logging.Logger):

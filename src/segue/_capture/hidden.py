@@ -150,6 +150,8 @@ def views_of(optimizers: Mapping[str, Any], names: Mapping[int, str], registered
         registered: What else a training restores.
     """
     places = {key: f"parameter {name}" for key, name in names.items()}
+    if len(optimizers) == 1:  # others inside it are among them, and have places of their own
+        places |= _passing_on(next(iter(optimizers.values())))
     for place, optimizer in reversed(
         list(optimizers.items())
     ):  # what is one object is called by its first place
@@ -167,13 +169,16 @@ class _Told:
     def name(self, value: object) -> str | None:
         return self._places.get(id(value)) or self._registered.name(value)
 
+    def at(self, address: int) -> str | None:
+        return self._places.get(address) or self._registered.at(address)
+
     def keeps(self, owner: object, name: str) -> bool:
         return self._registered.keeps(owner, name)
 
 
 def _places(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     """Yield everything in an optimizer that stays where it is, by `id`."""
-    yield id(optimizer), "the optimizer"
+    yield id(optimizer), "itself"
     for attribute in ("param_groups", "defaults", "state"):
         held = getattr(optimizer, attribute, None)
         if isinstance(held, dict | list):
@@ -184,9 +189,6 @@ def _places(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[int, str
             yield id(group), f"group {index}"
             yield id(group.get("params")), f"members of group {index}"
             yield from _tensors(group, f"group {index}")
-    for held in vars(optimizer).values() if isinstance(optimizer, Optimizer) else ():
-        if isinstance(held, Optimizer) and _only_passes_on(held, optimizer):
-            yield id(held), f"{type_name(held)} over its groups"
     for parameter, slots in state.items() if isinstance(state, dict) else ():
         if isinstance(slots, dict):
             name = names.get(id(parameter), "a parameter")
@@ -194,14 +196,17 @@ def _places(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[int, str
             yield from _tensors(slots, f"state of {name}")
 
 
-def _only_passes_on(inner: Optimizer, outer: Optimizer) -> bool:
-    """Tell whether an optimizer steps the groups of the one that holds it, and keeps nothing to itself."""
-    return (
-        inner.param_groups is outer.param_groups
-        and (not inner.state or inner.state is outer.state)
-        and not own_attributes(inner)
-        and not known_attributes(inner)
-    )
+def _passing_on(optimizer: Any) -> dict[int, str]:
+    """Return the optimizers that one holds which step its own groups, and keep nothing to themselves."""
+    return {
+        id(held): f"{type_name(held)} over its groups"
+        for held in getattr(optimizer, "__dict__", {}).values()
+        if isinstance(held, Optimizer)
+        and held.param_groups is getattr(optimizer, "param_groups", None)
+        and (not held.state or held.state is getattr(optimizer, "state", None))
+        and not own_attributes(held)
+        and not known_attributes(held)
+    }
 
 
 def _tensors(holder: dict[Any, Any], where: str) -> Iterator[tuple[int, str]]:
@@ -304,6 +309,9 @@ def _advice(hidden: list[Hidden], scope: str) -> str:
         by_owner.setdefault(owner, []).append(each.name)
     entries = [_entry(owner, names) for owner, names in by_owner.items()]
     told = [f"register it, if it is state: `components={{{', '.join(entries)}}}`"] if kept else []
+    late = [each.path for each in hidden if each.why.startswith("absent") and each.path in kept]
+    if late:
+        told.append(f"give it {', '.join(late)} as it is made: a new process has none to register yet")
     if lost:
         told.append(
             f"{', '.join(lost)} can't be kept as plain values: hand in what it is as a component of its own, or give the "

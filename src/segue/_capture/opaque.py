@@ -12,6 +12,7 @@ them back, shows by asking again after the restore (`Asked`, `ObjectRestore`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from segue._capture.optimizer import ParameterNames
 from segue._capture.options import bind_optimizer, configured_options, difference, options_of
 from segue._capture.owners import inner_groups, inner_optimizers, own_groups
 from segue._capture.plain import freeze
-from segue._capture.registered import Registered
+from segue._capture.registered import Registered, refuse_addresses
 from segue._capture.saved import Saved
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import is_of_class, type_name
@@ -75,9 +76,14 @@ def bind_opaque(value: Any, names: ParameterNames, registered: Registered) -> No
 
 
 def torch_optimizers(value: Any, name: str = "") -> dict[str, Optimizer]:
-    """Return the torch optimizers in an object by where they are, and it itself if it is one."""
+    """Return the torch optimizers in an object by where they are, and it itself if it is one; only with groups and state."""
     own = {name: value} if isinstance(value, Optimizer) else {}
-    return {**own, **inner_optimizers(value, name)}
+    found = {**own, **inner_optimizers(value, name)}
+    return {place: each for place, each in found.items() if own_groups(each) is not None and _has_state(each)}
+
+
+def _has_state(optimizer: Optimizer) -> bool:
+    return isinstance(getattr(optimizer, "state", None), dict)  # some only look like one
 
 
 def capture_opaque(
@@ -103,6 +109,7 @@ def capture_opaque(
     state = capture_object(value, scope)
     attributes = None
     if state.kind == "state_dict":
+        refuse_addresses(state.tree, registered, scope)
         saved = Saved(state.tree)
         _refuse_lost_state(value, saved, names, scope)
         _refuse_lost_options(value, saved, scope)
@@ -207,7 +214,7 @@ def _refuse_lost_state(value: Any, saved: Saved, names: ParameterNames, scope: s
     for place, optimizer in torch_optimizers(value).items():
         for parameter, slots in optimizer.state.items():
             where = f"{scope} {place} {names.get(id(parameter), 'a parameter')}"
-            if not saved.has_all_of(_frozen(slots, where)):
+            if not all(saved.has_all_of(_frozen(tensor, where)) for tensor in _tensors(slots)):
                 raise _lost("what the torch optimizer in it keeps", where, value)
 
 
@@ -234,9 +241,21 @@ def _lost(what: str, where: str, value: object) -> UnsupportedState:
     )  # fmt: skip
 
 
-def _frozen(slots: Mapping[str, Any], where: str) -> Any:
-    with deferring(None):  # their bytes are read at once
-        return freeze(dict(slots), where)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in what an optimizer keeps of a parameter, or under a name of its own, whatever keys it has."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple | deque):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _frozen(tensor: torch.Tensor, where: str) -> Any:
+    with deferring(None):  # its bytes are read at once
+        return freeze(tensor.detach(), where)
 
 
 def check_opaque(

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.hidden import base_attributes
 from segue._capture.memory import byte_range, storage_of
@@ -42,18 +44,27 @@ def inner_optimizers(value: object, path: str = "") -> dict[str, Optimizer]:
     Of attributes that hold neither, those are searched in turn that are called like an optimizer, or can `step` as one
     can: an object around an object around an optimizer.
     """
-    found: dict[str, Optimizer] = {}
+    return {place: held for place, held in _inner(value, path).items() if isinstance(held, Optimizer)}
+
+
+def inner_schedulers(value: object) -> dict[str, LRScheduler]:
+    """Return the schedulers that an object holds, by where: likewise."""
+    return {place: held for place, held in _inner(value, "").items() if is_scheduler(held)}
+
+
+def _inner(value: object, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     _search(value, path, found, {id(value)})
     return found
 
 
-def _search(value: object, path: str, found: dict[str, Optimizer], seen: set[int]) -> None:
+def _search(value: object, path: str, found: dict[str, Any], seen: set[int]) -> None:
     for name, item in _attributes(value):
         for part, held in _held(item):
             if id(held) in seen:
                 continue
             place = ".".join(filter(None, (path, name, part)))
-            if isinstance(held, Optimizer):
+            if isinstance(held, Optimizer) or is_scheduler(held):
                 seen.add(id(held))
                 found[place] = held
             elif _may_hold(name, held):
@@ -73,7 +84,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _may_hold(name: str, held: object) -> bool:
-    if isinstance(held, torch.Tensor | nn.Module | type) or is_scheduler(held):
+    if isinstance(held, torch.Tensor | nn.Module | type):
         return False
     return "optim" in name or (callable(getattr(held, "step", None)) and hasattr(held, "state_dict"))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from segue._capture.state_of import StateOf
+from segue.errors import UnsupportedState
 
 
 class Registered:
@@ -25,6 +28,10 @@ class Registered:
     def name(self, value: object) -> str | None:
         """Return what a registered object, module or tensor is called; `None` for any other."""
         return self._names.get(id(value))
+
+    def at(self, address: int) -> str | None:
+        """Return what is called what has this `id`: some dictionaries are keyed by it."""
+        return self._names.get(address)
 
     def keeps(self, owner: object, name: str) -> bool:
         """Tell whether an attribute of an object, or an entry of a dictionary, is a component of its own."""
@@ -52,6 +59,35 @@ class Registered:
         return found
 
 
+def refuse_addresses(tree: Any, registered: Registered, scope: str) -> None:
+    """Raise `UnsupportedState` if captured state tells objects apart by `id`, which is another in each process.
+
+    Args:
+        tree: The captured state.
+        registered: The objects.
+        scope: Whose state it is, for messages.
+    """
+    for value in _numbers(tree):
+        name = registered.at(value)
+        if name is not None:
+            raise UnsupportedState(
+                "state that tells objects apart by `id`, which is another in each process", code="capture.address",
+                where=scope, found=f"the id of {name}", hint="key it by names, or by positions",
+            )  # fmt: skip
+
+
+def _numbers(tree: Any) -> Iterator[int]:
+    if type(tree) is int and tree > 1 << 20:
+        yield tree
+    elif isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from _numbers(key)
+            yield from _numbers(item)
+    elif type(tree) in (list, tuple, deque, set, frozenset):
+        for item in tree:
+            yield from _numbers(item)
+
+
 NOTHING = Registered({}, {})
 """Of an optimizer that is captured alone."""
 
@@ -73,6 +109,10 @@ class Identities:
     def name(self, value: object) -> str | None:
         """Return the identity of an object that counts as a whole."""
         return f"id {id(value)}" if id(value) in self._objects or isinstance(value, self._kinds) else None
+
+    def at(self, address: int) -> str | None:
+        """Return the identity of what has this `id`, if it counts as a whole."""
+        return f"id {address}" if address in self._objects else None
 
     def keeps(self, owner: object, name: str) -> bool:
         """Tell whether an attribute of an object, or an entry of a dictionary, is left out."""

@@ -13,12 +13,16 @@ from segue._record.composite import blobs
 from segue._record.digest import tree_digest
 from segue._record.tree import SCALARS, same
 
+_PACKED = {"state", "param_groups"}
+"""The entries of the dictionary that a torch optimizer saves."""
+
 
 class Saved:
     """A captured tree, as a set of what is in it.
 
-    Numbers and texts are looked for anywhere, since objects save them under names of their own. What has few values, as
-    a flag, would be found by chance; so it is only looked for under its own name.
+    Numbers and texts are looked for under any name, since objects save them under names of their own; but not among the
+    groups and state of a torch optimizer, where they would be found by chance. Nor would flags be told apart: these are
+    only looked for under their own name, as everything is in groups and state.
 
     Args:
         tree: What was captured.
@@ -45,9 +49,10 @@ class Saved:
         return any(same(item, tree) for item in self._entries.get(key, ()))
 
     def _has_leaf(self, name: str, leaf: Any) -> bool:
-        if isinstance(leaf, bool | None):
-            return _key(leaf) in self._named.get(name, set())
-        return _key(leaf) in self._scalars or (type(leaf) is str and leaf in self._digests)
+        if type(leaf) is str and leaf in self._digests:
+            return True
+        is_named = _key(leaf) in self._named.get(name, set())
+        return is_named or (not isinstance(leaf, bool | None) and _key(leaf) in self._scalars)
 
     @cached_property
     def _digests(self) -> frozenset[str]:
@@ -55,7 +60,7 @@ class Saved:
 
     @cached_property
     def _scalars(self) -> frozenset[tuple[str, str]]:
-        return frozenset(_key(value) for value in _leaves(self._tree))
+        return frozenset(_key(value) for value in _leaves(self._tree, without_packed=True))
 
     @cached_property
     def _named(self) -> dict[str, set[tuple[str, str]]]:
@@ -85,11 +90,13 @@ def _items(tree: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(tree)
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def _leaves(tree: Any, *, without_packed: bool = False) -> Iterator[Any]:
     if isinstance(tree, SCALARS):
         yield tree
-    for _, item in _items(tree):
-        yield from _leaves(item)
+    is_packed = without_packed and isinstance(tree, dict) and tree.keys() >= _PACKED
+    for key, item in _items(tree):
+        if not (is_packed and key in _PACKED):
+            yield from _leaves(item, without_packed=without_packed)
 
 
 def _all_entries(tree: Any) -> Iterator[tuple[Any, Any]]:

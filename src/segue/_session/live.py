@@ -16,6 +16,7 @@ from segue._capture.gradients import PendingSource
 from segue._capture.hidden import own_attributes, remember_attributes
 from segue._capture.naming import NamedTensor, named_tensors
 from segue._capture.opaque import bind_opaque, refuse_no_optimizer, torch_optimizers
+from segue._capture.owners import inner_schedulers
 from segue._capture.registered import NOTHING, Registered
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import is_scheduler
@@ -106,6 +107,10 @@ class LiveTraining:
         for name, value in self.opaque.items():
             found |= torch_optimizers(value, name)
         return found
+
+    def held_schedulers(self) -> list[LRScheduler]:
+        """Return the schedulers that optimizers hold themselves, which are asked for their state whole."""
+        return [each for value in self.opaque.values() for each in inner_schedulers(value).values()]
 
     def registered(self) -> Registered:
         """Return everything here that a capture keeps, by what it is called."""

@@ -24,7 +24,7 @@ from segue._capture.optimizer import capture_optimizer
 from segue._capture.options import bind_optimizer
 from segue._capture.owners import refuse_wrong_owners
 from segue._capture.plain import freeze
-from segue._capture.registered import Registered
+from segue._capture.registered import Registered, refuse_addresses
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
@@ -187,6 +187,8 @@ class Training:
             name: capture_component(live.components[name], name, shares.get(name))
             for name in streams_last(live.components)
         }
+        for name, component in components.items():
+            refuse_addresses(component.tree, registered, f"component.{name}")
         opaque = {
             name: capture_opaque(live.opaque[name], names, f"optimizer.{name}", registered)
             for name in sorted(live.opaque)
@@ -265,7 +267,8 @@ class Training:
     def _refuse_unregistered(self) -> None:
         # Walking all objects takes tens of milliseconds, so once; afterwards the mark tells that they leave on `step`.
         alive = () if self._searched else gc.get_objects()
-        refuse_unregistered(self._live.driven(), list(self._live.schedulers.values()), alive)
+        known = [*self._live.schedulers.values(), *self._live.held_schedulers()]
+        refuse_unregistered(self._live.driven(), known, alive)
         self._searched = True
 
     def _refuse_other_windows(self, parameters: Mapping[str, nn.Parameter]) -> None:
