@@ -1,6 +1,7 @@
 """Functions are told apart by what they do; state that can't be seen is refused."""
 
 import argparse
+import calendar
 import dataclasses
 import enum
 import functools
@@ -217,6 +218,7 @@ REFUSED = [
     (closing_over([threading.Lock()]), "no exact encoding"), (closing_over(torch.nn.Linear(1, 1)), "not registered"),
     (closing_over(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)), "not registered"),
     (closing_over(operator.itemgetter(0)), "no exact encoding"), (nested(40), "too much in it"),
+    (closing_over(torch.zeros(17 << 20)), "too much in it"),
 ]  # fmt: skip
 
 
@@ -439,6 +441,45 @@ def test_an_object_whose_attributes_are_made_by_code_is_told_whole(make):
     assert equal(function(warmup=10, output="a"), function(warmup=10, output="a"))
     assert not equal(function(warmup=10, output="a"), function(warmup=10, output="b"))
     assert not equal(function(warmup=20, output="a"), function(warmup=10, output="a"))
+
+
+def test_of_what_is_only_measured_the_length_makes_a_difference():
+    for make in (
+        list,
+        tuple,
+        set,
+        dict.fromkeys,
+        lambda items: torch.tensor(list(items)),
+        lambda items: np.array(list(items)),
+    ):
+        assert not changed("f = lambda e: e / len(data)", {"data": make(range(3))}, data=make(range(1, 4)))
+        assert changed("f = lambda e: e / len(data)", {"data": make(range(3))}, data=make(range(4)))
+    with pytest.raises(UnsupportedState) as caught:
+        fingerprint(program("f = lambda e: e / len(loader)", loader=torch.utils.data.DataLoader([1])), "f")
+    assert "`steps = len(loader)`" in caught.value.hint
+
+
+def test_what_a_decorator_of_a_library_wraps_is_looked_into():
+    def wrapped(text):
+        module = types.ModuleType("a_decorated_module")
+        sys.modules[module.__name__] = module
+        try:
+            exec(f"def f(e): return {text}", vars(module))
+            exec("from contextlib import contextmanager\n@contextmanager\ndef g(e): yield f(e)", vars(module))
+            return fingerprint(module.g, "f")
+        finally:
+            del sys.modules[module.__name__]
+
+    assert not same(wrapped("1"), wrapped("2"))
+
+
+def test_a_librarys_function_that_decides_is_told_with_what_it_holds(monkeypatch):
+    monkeypatch.setattr(calendar.leapdays, "calls", 0, raising=False)
+    before = fingerprint(calendar.leapdays, "f")
+    calendar.leapdays.calls += 1
+    assert not same(before, fingerprint(calendar.leapdays, "f"))
+    partial = functools.partial(calendar.leapdays, 1)
+    assert fingerprint(partial, "f")["partial"]["attributes"] == {"calls": 1}
 
 
 def test_chains_of_attributes_and_entries_lead_to_what_is_read():

@@ -9,7 +9,7 @@ def shown(read: Read) -> list[str]:
     """Every part that is read whole, as a path."""
     found = ["*"] if read.is_whole else []
     for step, inner in read.steps.items():
-        text = f".{step.key}" if step.kind == "attribute" else f"[{step.key!r}]"
+        text = {"attribute": f".{step.key}", "entry": f"[{step.key!r}]", "length": "len"}[step.kind]
         found += [text + (path if path != "*" else "") for path in shown(inner)]
     return sorted(found)
 
@@ -44,6 +44,11 @@ OF_GLOBALS = [
     ("lambda e: f'{args.name}'", {"args": [".name"]}),
     ("lambda e: args == other", {"args": ["*"], "other": ["*"]}),
     ("lambda e: box[1:2]", {"box": ["*"]}),
+    ("lambda e: e / len(data)", {"data": ["len"]}),
+    ("lambda e: e / len(cfg.data['a'])", {"cfg": [".data['a']len"]}),
+    ("lambda e: len(data, e)", {"data": ["*"], "e": ["*"]}),
+    ("lambda e: len(f(data))", {"data": ["*"], "f": ["*"]}),
+    ("lambda e: len(data) + data[0]", {"data": ["[0]", "len"]}),
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from segue._capture.deferred import deferring
-from segue._capture.function_code import BUILTINS
+from segue._capture.function_code import BUILTINS, applied
 from segue._capture.held import Describing
 from segue._capture.plain import freeze
 from segue._capture.registered import NOTHING
@@ -46,20 +46,13 @@ def fingerprint(function: Any, where: str, references: References = NOTHING) -> 
         return Describing(references).callable(function, where)
 
 
-def _applied(function: Any) -> Any:
-    """Return what a partial applies in the end; any other value itself."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
 def callable_state(function: Any, where: str, references: References = NOTHING) -> dict[str, Any] | None:
     """Copy the attributes of a callable object; `None` for functions, which have none that count, and what is registered.
 
     Raises:
         UnsupportedState: If an attribute can't be kept, or it uses `__slots__`.
     """
-    function = _applied(function)
+    function = applied(function)
     if isinstance(function, _FUNCTIONS) or references.name(function) is not None:
         return None
     if not hasattr(function, "__dict__") or any(
@@ -74,7 +67,7 @@ def callable_state(function: Any, where: str, references: References = NOTHING) 
 
 def restore_callable_state(function: Any, state: dict[str, Any] | None) -> None:
     """Put attributes back: the inverse of `callable_state`."""
-    function = _applied(function)
+    function = applied(function)
     if state is not None and not isinstance(function, _FUNCTIONS):
         attributes = vars(function)
         attributes.clear()

@@ -180,7 +180,7 @@ def _kind(description: dict[Any, Any]) -> str:
     for key in ("partial", "cached", "method"):
         if key in description:
             return "applied"
-    for key in ("entries", "again", REGISTERED, "module", "type", "member", "builtin", "recursion"):
+    for key in ("entries", "again", "length", REGISTERED, "module", "type", "member", "builtin", "recursion"):
         if key in description and len(description) <= 2:
             return "named" if key in ("module", "type") else key
     return "items"
@@ -282,7 +282,7 @@ _KINDS: dict[str, Callable[[Any, Any, _Place, bool], Iterator[Change]]] = {
     "named": _named,
     "items": lambda before, now, place, has_all: _by_key(before, now, place.entry, has_all),
 }
-for _key in ("again", REGISTERED, "member", "builtin", "recursion"):
+for _key in ("again", "length", REGISTERED, "member", "builtin", "recursion"):
     _KINDS[_key] = _whole
 
 
@@ -313,7 +313,7 @@ def _text(description: Any) -> str:
     for key, word in _WORDS.items():
         if key in description:
             value = description[key]
-            named = value if isinstance(value, str) else ""
+            named = value if isinstance(value, str) or key == "length" else ""
             return f"{word} {named}".strip()
     return shown(description)
 
@@ -322,5 +322,5 @@ _WORDS = {
     "empty": "not there", REGISTERED: "registered", "module": "module", "type": "class", "object": "an object of class",
     "function": "function", "builtin": "function", "class": "an object of class", "partial": "a partial",
     "cached": "a cached function", "method": "a method", "member": "a member of an enumeration", "path": "path",
-    "logger": "logger", "again": "a function told before", "recursion": "itself", "entries": "a dictionary",
+    "logger": "logger", "length": "length", "again": "a function told before", "recursion": "itself", "entries": "a dictionary",
 }  # fmt: skip

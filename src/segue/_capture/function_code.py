@@ -54,6 +54,13 @@ def first_argument(function: types.FunctionType) -> str:
     return next(iter(function.__code__.co_varnames), "")
 
 
+def applied(function: Any) -> Any:
+    """Return what a partial applies in the end; any other value itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
 def builtin_name(function: Any) -> str:
     """Return the name of a function that is not written in Python, with that of its module."""
     if isinstance(function, np.ufunc):

@@ -12,6 +12,7 @@ import builtins
 import enum
 import functools
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -28,6 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.function_code import (
     BUILTINS,
+    applied,
     builtin_name,
     code_digest,
     exceptions_digest,
@@ -65,6 +67,7 @@ _Described = dict[str, Any]
 _EMPTY = {"empty": True}
 _MAX_DEPTH = 16
 _MAX_PARTS = 10_000
+_MAX_BYTES = 64 << 20
 _HINT = (
     "close over plain values (`steps = len(loader)`), or use an object with `__call__`: its attributes are captured; "
     "what is state may be registered, as one of `components=`"
@@ -74,6 +77,7 @@ _OF_THE_START = frozenset({
     "__name__", "__file__", "__spec__", "__loader__", "__package__", "__builtins__", "__cached__", "__doc__",
 })  # fmt: skip
 _FROZEN = (OrderedDict, Counter, deque, set, frozenset, bytearray)
+_MEASURED = (*_FROZEN, list, tuple, dict, defaultdict, np.ndarray, torch.Tensor)
 
 
 class Describing:
@@ -85,7 +89,9 @@ class Describing:
 
     def __init__(self, references: References) -> None:
         self._references = references
+        self._deciding = 0
         self._parts = 0
+        self._bytes = 0
         self._numbers: dict[int, int] = {}
 
     def callable(self, function: Any, where: str, above: _Above = ()) -> _Described:
@@ -94,6 +100,8 @@ class Describing:
         Raises:
             UnsupportedState: If it may hold state that can't be seen.
         """
+        if not above:
+            self._deciding = id(applied(function))
         found = self._function(function, where, above)
         if found is not None:
             return found
@@ -159,7 +167,12 @@ class Describing:
         code, is_library = function.__code__, is_library_function(function)
         found = {"function": function.__qualname__, "code": code_digest(code), "python": python_version()}
         if is_named(function):
-            if is_library:
+            # What it holds is the library's own; unless it is the one that decides, or a library's decorator around it.
+            if (
+                is_library
+                and id(function) != self._deciding
+                and is_of_library(sys.modules[function.__module__])
+            ):
                 return found
             if id(function) in self._numbers:
                 return {"again": self._numbers[id(function)]}
@@ -254,6 +267,12 @@ class Describing:
         function = self._function(value, where, above)
         if function is not None:
             return function
+        if _reads_length_alone(read):
+            if kind not in _MEASURED:
+                raise UnsupportedState(
+                    "code of a class says how long its object is", where=where, found=type_name(value)
+                )
+            return {"length": len(value)}
         inside = (*above, id(value))
         if is_a(value, dict) and _reads_entries_alone(value, read):
             return {"entries": dict(self._entries(value, read, where, inside))}
@@ -263,6 +282,9 @@ class Describing:
             return kind(
                 self.value(item, WHOLE, f"{where}[{index}]", inside) for index, item in enumerate(value)
             )
+        if is_a(value, torch.Tensor | np.ndarray):
+            item_bytes = value.element_size() if is_a(value, torch.Tensor) else value.itemsize
+            self._count(value, where, above, item_bytes * math.prod(value.shape))
         if kind in _FROZEN or is_a(value, torch.Tensor | np.ndarray | np.generic):
             return freeze(value, where)
         if is_a(value, types.ModuleType | type):
@@ -366,12 +388,17 @@ class Describing:
         found = {"methods": dict(sorted(methods.items())), "class_attributes": values}
         return {key: value for key, value in found.items() if value}
 
-    def _count(self, value: object, where: str, above: _Above) -> None:
+    def _count(self, value: object, where: str, above: _Above, num_bytes: int = 0) -> None:
         self._parts += 1
-        if len(above) > _MAX_DEPTH or self._parts > _MAX_PARTS:
+        self._bytes += num_bytes
+        if len(above) > _MAX_DEPTH or self._parts > _MAX_PARTS or self._bytes > _MAX_BYTES:
             raise UnsupportedState(
                 "there is too much in it to look into", where=where[:200], found=type_name(value)
             )
+
+
+def _reads_length_alone(read: Read) -> bool:
+    return not read.is_whole and bool(read.steps) and all(step.kind == "length" for step in read.steps)
 
 
 def _reads_entries_alone(value: dict[Any, Any], read: Read) -> bool:

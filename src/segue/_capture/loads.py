@@ -1,8 +1,8 @@
 """What a function's code reads of its variables: found in its bytecode, without running it.
 
 A function that is given a whole configuration reads two numbers of it. If every read of a variable goes on with an
-attribute or an entry (`args.warmup`, `config["optim"]["warmup"]`), only these decide what it does; a variable that is
-handed on, called or compared is read whole.
+attribute or an entry (`args.warmup`, `config["optim"]["warmup"]`), only these decide what it does, or the length alone
+where it is only measured; a variable that is handed on, called or compared is read whole.
 
 What it can't see: names that are put together as the code runs (`getattr`, `globals()`, `eval`), and what functions of
 libraries read.
@@ -30,8 +30,8 @@ _KEYS = (str, int, bool, float, bytes, tuple, type(None))
 class Step:
     """One step from a value to a part of it."""
 
-    kind: Literal["attribute", "entry"]
-    key: Any
+    kind: Literal["attribute", "entry", "length"]
+    key: Any = None
 
 
 @dataclass
@@ -118,18 +118,30 @@ def _arguments(instruction: dis.Instruction, code: types.CodeType) -> list[str |
 
 
 def _steps_from(instructions: list[dis.Instruction], index: int) -> tuple[Step, ...]:
-    """Return the attributes and entries that directly follow a load, one within the other."""
-    steps = []
+    """Return the attributes and entries that directly follow a load, one within the other, and whether it is measured."""
+    steps: list[Step] = []
+    begin = index
     while True:
         following = instructions[index : index + 2]
         if following and following[0].opname in _ATTRIBUTE:
             steps.append(Step("attribute", following[0].argval))
             index += 1
+        elif _is_measured(instructions, begin, index):
+            return (*steps, Step("length"))
         elif len(following) == 2 and _is_key(following[0]) and _is_subscript(following[1]):
             steps.append(Step("entry", following[0].argval))
             index += 2
         else:
             return tuple(steps)
+
+
+def _is_measured(instructions: list[dis.Instruction], begin: int, index: int) -> bool:
+    """Tell whether `len` stands before a load, and is called with what it led to."""
+    before = instructions[begin - 2] if begin >= 2 else None
+    if before is None or before.opname not in _GLOBAL or before.argval != "len":
+        return False
+    calls = [each for each in instructions[index : index + 2] if each.opname != "PRECALL"]
+    return bool(calls) and calls[0].opname == "CALL" and calls[0].arg == 1
 
 
 def _is_key(instruction: dis.Instruction) -> bool:
