@@ -32,8 +32,9 @@ class Values(Look):
 
 
 VALUES = Values()
-# How many numbers LBFGS steps, once it has counted, and whether the next step looks at devices.
-_OF_A_PROCESS = frozenset({"_numel_cache", "_need_device_dtype_check_for_fused"})
+# How many numbers LBFGS steps, once it has counted; whether fused optimizers still look at devices; whether
+# bitsandbytes has looked for what was asked for single parameters.
+_OF_A_PROCESS = frozenset({"_numel_cache", "_need_device_dtype_check_for_fused", "initialized"})
 
 
 def digests(net: nn.Module, optimizer: Any, losses: list[float]) -> dict[str, str]:
@@ -57,7 +58,7 @@ def everything(net: nn.Module, optimizer: Any, losses: list[float]) -> Iterator[
             members = [names[id(parameter)] for parameter in value] if key == "params" else None
             yield f"group {index} {key}", VALUES.plain(value) if members is None else members
     yield "groups", [sorted(group) for group in optimizer.param_groups]
-    yield "defaults", VALUES.plain(optimizer.defaults)
+    yield "defaults", VALUES.plain(getattr(optimizer, "defaults", None))
     yield "shared options", _shared(optimizer)
     yield "attributes", VALUES.plain(_plain_attributes(optimizer))
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
@@ -78,7 +79,7 @@ def _shared(optimizer: Any) -> list[list[str]]:
     """Name the options that are one tensor, two or more each."""
     places: dict[int, list[str]] = {}
     groups = [(f"group {index}", group) for index, group in enumerate(optimizer.param_groups)]
-    for place, options in (*groups, ("defaults", optimizer.defaults)):
+    for place, options in (*groups, ("defaults", getattr(optimizer, "defaults", {}))):
         for key, value in options.items():
             if key != "params":
                 for index, item in enumerate(value if isinstance(value, tuple) else (value,)):

@@ -23,12 +23,19 @@ class Dense(nn.Module):
     Args:
         width: Features.
         matrices: Has parameters of two dimensions only.
-        flat: Has parameters laid out by rows only, and no dropout: its loss can be evaluated again.
+        by_rows: Has parameters laid out by rows only.
+        dropout: Its rate. Without it, the loss of a microbatch can be evaluated again.
         steady: `late` and `later` have gradients from the beginning.
     """
 
     def __init__(
-        self, width: int = 6, *, matrices: bool = False, flat: bool = False, steady: bool = False
+        self,
+        width: int = 6,
+        *,
+        matrices: bool = False,
+        by_rows: bool = False,
+        dropout: float = 0.2,
+        steady: bool = False,
     ) -> None:
         super().__init__()
         self.late_from, self.later_from = (0, 0) if steady else (_LATE, _LATER)
@@ -37,8 +44,8 @@ class Dense(nn.Module):
         for name in ("once", "late", "later"):
             self.register_parameter(name, nn.Parameter(torch.ones((1, width) if matrices else width)))
         head = 0.5 * torch.randn(CLASSES, width)
-        self.head = nn.Parameter(head if flat else head.t().contiguous().t())
-        self.dropout = nn.Dropout(0.0 if flat else 0.2)
+        self.head = nn.Parameter(head if by_rows else head.t().contiguous().t())
+        self.dropout = nn.Dropout(dropout)
         self.norm = nn.BatchNorm1d(width, affine=False)
 
     def forward(self, number: int) -> torch.Tensor:
@@ -85,8 +92,9 @@ def net_for(kind: str, dtype: torch.dtype) -> nn.Module:
 
 NETS: dict[str, Callable[[], Any]] = {
     "dense": Dense,
-    "flat": lambda: Dense(flat=True),
+    "flat": lambda: Dense(by_rows=True, dropout=0.0),
     "matrices": lambda: Dense(matrices=True),
+    "rows": lambda: Dense(by_rows=True),
     "sparse": Sparse,
     "steady": lambda: Dense(steady=True),
     "tiny": lambda: Dense(1, steady=True),

@@ -6,10 +6,13 @@ Optimizers that have a mode are also put into that of evaluation, and back.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes longer than all else here
 
 import segue
-from segue.errors import SegueError
+from segue.errors import SegueError, SegueWarning
 from tests.exactness import bits
 from tests.exactness.optimizer_nets import WINDOW, net_for
 from tests.exactness.optimizer_table import Configuration
@@ -36,8 +39,6 @@ CUTS = {
 }
 """After which act: its kind, in which update (from 0), and which of its kind there."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# What torch raises where it refuses.
-_REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,26 @@ class Plan:
         return cls(**{**found, "cases": tuple(Case(**case) for case in found["cases"])})
 
 
+class Refused(Exception):
+    """An optimizer can't be made, or can't step."""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise Refused(str(error) or type(error).__name__) from error
+
+
 class Run:
     """The live objects of one process, and the loop."""
 
     def __init__(self, made: Configuration, dtype: str) -> None:
         self.made = made
         self.net = net_for(made.net, DTYPES[dtype])
-        self.optimizer = made.optimizer(self.groups())
+        with _refusing():
+            self.optimizer = made.optimizer(self.groups())
         self.losses: list[float] = []
         if hasattr(self.optimizer, "train"):
             self.optimizer.train()
@@ -112,7 +126,8 @@ class Run:
             loss.backward()
             self.losses.append(loss.item())
         elif kind == "step":
-            self.step(update)
+            with _refusing():
+                self.step(update)
         elif kind == "zero":
             self.optimizer.zero_grad()
         else:
@@ -146,7 +161,7 @@ class Run:
 
 def record(plan: Plan) -> None:
     """Train each case to its end without segue, and note everything; then once more, and save at every cut."""
-    _quiet()
+    _prepare(plan)
     for case in plan.cases:
         folder = plan.folder(case)
         folder.mkdir(parents=True)
@@ -155,8 +170,8 @@ def record(plan: Plan) -> None:
         try:
             run = Run(made, case.dtype)
             whole = run.from_here(0)
-        except _REFUSALS as error:
-            _write(folder / "refusal.json", str(error))
+        except Refused as refusal:
+            _write(folder / "refusal.json", str(refusal))
             continue
         _write(folder / "whole.json", {"cuts": run.cuts, "seen": whole})
         try:
@@ -180,7 +195,7 @@ def _save_at_cuts(plan: Plan, case: Case) -> None:
 
 def go_on(plan: Plan) -> None:
     """Go on with each case from every cut, and note everything."""
-    _quiet()
+    _prepare(plan)
     torch.manual_seed(plan.seed)
     for case in plan.cases:
         for cut in CUTS:
@@ -202,10 +217,14 @@ def _continued(plan: Plan, case: Case, checkpoint: Path) -> dict[int, dict[str, 
     return run.from_here(run.cuts[checkpoint.name])
 
 
-def _quiet() -> None:
-    """Let libraries step without compiling, which takes half a minute, and warn of what a CPU does not have."""
-    warnings.simplefilter("error" if "bitsandbytes" not in sys.modules else "ignore")
+def _prepare(plan: Plan) -> None:
+    # Libraries step without compiling, which takes half a minute, and warn of what a CPU does not have.
+    warnings.simplefilter("error" if plan.table == Plan.table else "ignore")
+    warnings.filterwarnings("error", category=SegueWarning)
     torch.compiler.set_stance("force_eager")
+    # Capture looks for schedulers among all objects that can be collected, of which imports leave hundreds of thousands.
+    gc.collect()
+    gc.freeze()
 
 
 def _write(path: Path, found: Any) -> None:
@@ -213,4 +232,4 @@ def _write(path: Path, found: Any) -> None:
 
 
 if __name__ == "__main__":
-    {"record": record, "go_on": go_on}[sys.argv[1]](Plan.from_json(sys.argv[2]))
+    go_on(Plan.from_json(sys.argv[1]))

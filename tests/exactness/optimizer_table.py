@@ -35,9 +35,9 @@ class Configuration:
     make: Callable[..., Any]
     """Takes parameters or groups, and options."""
     options: Options
-    """Those that differ from the way in which all of its class are made."""
+    """Those that are varied."""
     always: Options = field(default_factory=dict)
-    """Those of all of its class."""
+    """Those that all of its class have."""
     net: str = "dense"
     """What it trains; see `optimizer_nets`."""
     has_closure: bool = False
@@ -48,6 +48,12 @@ class Configuration:
     def label(self) -> str:
         """The options as text."""
         return ", ".join(f"{key}={value}" for key, value in self.options.items()) or "default"
+
+    @property
+    def library(self) -> str:
+        """What has the class: the first word of its name here, where that has more."""
+        library, space, _ = self.class_name.partition(" ")
+        return library if space else "torch"
 
     @property
     def name(self) -> str:
@@ -97,7 +103,7 @@ _VALUES: dict[str, tuple[Options, ...]] = {
     "lr": ({"lr": Tensor(0.05)},),
     "lr_decay": ({"lr_decay": 0.2},),
     "max_eval": ({"max_eval": 3},),
-    "max_iter": ({"max_iter": 3},),
+    "max_iter": ({"max_iter": 12},),
     "maximize": ({"maximize": True},),
     "momentum": ({"momentum": 0.9},),
     "momentum_decay": ({"momentum_decay": 0.3},),
@@ -139,7 +145,7 @@ _TOGETHER: dict[str, tuple[Options, ...]] = {
         {"line_search_fn": "strong_wolfe", "history_size": 2},
         {"line_search_fn": "strong_wolfe", "lr": Tensor(0.05)},
         {"line_search_fn": "strong_wolfe", "max_iter": 3, "max_eval": 5},
-        {"history_size": 1, "max_iter": 3},
+        {"history_size": 1, "max_iter": 9},
     ),
     "Muon": ({"nesterov": False, "ns_steps": 2, "adjust_lr_fn": "match_rms_adamw"},),
     "NAdam": (
@@ -163,7 +169,7 @@ _TOGETHER: dict[str, tuple[Options, ...]] = {
     "SparseAdam": ({"lr": Tensor(0.05), "betas": (0.8, 0.95), "maximize": True},),
 }  # fmt: skip
 
-_ALWAYS: dict[str, Options] = {"LBFGS": {"lr": 0.5}, "SGD": {"lr": 0.1}}
+_ALWAYS: dict[str, Options] = {"LBFGS": {"lr": 0.5, "max_iter": 6}, "SGD": {"lr": 0.1}}
 
 
 def options_in(class_name: str) -> frozenset[str]:

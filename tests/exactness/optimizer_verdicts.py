@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.exactness.matrix import EXACT, HOLE, REFUSED, property_of
+from tests.exactness.matrix import EXACT, HOLE, REFUSES, property_of
 from tests.exactness.optimizer_runs import Case, Plan, go_on, record
 from tests.exactness.processes import ROOT, in_new_process
 
@@ -28,24 +28,26 @@ def carried_out(plan: Plan) -> dict[Case, Verdicts]:
 
 
 def carried_out_afresh(plan: Plan) -> dict[Case, Verdicts]:
-    """Do the same in two whole interpreters, with other hash seeds and other streams."""
-    _interpreter("record", plan, hash_seed=1)
-    _interpreter("go_on", replace(plan, seed=1000), hash_seed=2)
-    return {case: verdicts(plan, case) for case in plan.cases}
-
-
-def _interpreter(function: str, plan: Plan, hash_seed: int) -> None:
-    command = [sys.executable, "-m", "tests.exactness.optimizer_runs", function, plan.to_json()]
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=280, stderr=subprocess.PIPE, text=True)
+    """Do the same, and go on in a whole interpreter with another hash seed."""
+    assert in_new_process(record, plan) == 0
+    command = [
+        sys.executable,
+        "-m",
+        "tests.exactness.optimizer_runs",
+        replace(plan, seed=1000).to_json(),
+    ]
+    environment = {**os.environ, "PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    return {case: verdicts(plan, case) for case in plan.cases}
 
 
 def verdicts(plan: Plan, case: Case) -> Verdicts:
     """Tell for each cut whether the run that went on from there is the uninterrupted one, or why there is none."""
     refused = refusal_of(plan, case)
     if refused is not None:
-        return {"any": f"{REFUSED}: {textwrap.shorten(refused, 46, placeholder='...')}"}
+        who = plan.configuration(case).library
+        return {"any": f"{who}{REFUSES}{textwrap.shorten(refused, 34, placeholder='...')}"}
     whole = _read(plan.folder(case) / "whole.json")
     return {cut: _verdict(plan, case, cut) for cut in whole["cuts"]} if whole else {"any": HOLE}
 
@@ -62,7 +64,7 @@ def _verdict(plan: Plan, case: Case, cut: str) -> str:
         if found is None:
             return HOLE
         if "error" in found:
-            return f"SEGUE REFUSES: {found['error']}"
+            return f"SEGUE REFUSES: {found['error'].splitlines()[0]}"
     for file in ("saving.json", f"{cut}.json"):
         for boundary, names in differing(plan, case, file).items():
             if names:

@@ -43,6 +43,20 @@ def test_a_row_that_only_one_dtype_has_leaves_a_hole_that_counts():
 def test_what_torch_refuses_is_counted_apart():
     table = Table("optimizers", [row(), row("capturable", verdict="torch refuses: no")])
     assert table.totals() == "optimizers: 1 of 1 runnable configurations exact, 1 that torch refuses here"
+    table = Table(
+        "added", [row("a", verdict="torchao refuses: no"), row("b", verdict="bnb refuses: no"), row("c")]
+    )
+    assert table.totals() == "added: 1 of 1 runnable configurations exact, 2 that bnb or torchao refuses here"
+
+
+def test_what_segue_refuses_is_a_hole():
+    table = Table("optimizers", [row(verdict="SEGUE REFUSES: no")])
+    assert table.totals() == "optimizers: 0 of 1 runnable configurations exact"
+
+
+def test_a_refusal_at_one_cut_alone_is_no_refusal():
+    table = Table("optimizers", [row(), row(cut="after a step", verdict="torch refuses: no")])
+    assert table.totals() == "optimizers: 0 of 1 runnable configurations exact"
 
 
 def test_rows_are_found_among_the_properties_by_table():
