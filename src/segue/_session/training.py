@@ -28,11 +28,11 @@ from segue._capture.registered import Registered, refuse_addresses
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
-from segue._record.counters import stuck_counters
 from segue._record.rename import is_known, renamed
-from segue._record.sections import OptimizerRecord, SchedulerRecord
+from segue._record.sections import SchedulerRecord
 from segue._session.bound_model import bound
 from segue._session.checks import find_mismatches
+from segue._session.counters import warn_of_stuck_counters
 from segue._session.live import (
     LiveTraining,
     by_name,
@@ -48,7 +48,6 @@ from segue._session.record import TrainingRecord
 from segue._session.refusals import environment_findings, refuse, warn_of_environment
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
-    CounterWarning,
     RestoreInterrupted,
     ScheduleWarning,
     UnsupportedState,
@@ -198,8 +197,7 @@ class Training:
             name: capture_optimizer(optimizer, names, f"optimizer.{name}", registered)
             for name, optimizer in live.optimizers.items()
         }
-        _warn_of_stuck_counters(optimizers)
-        return TrainingRecord(
+        record = TrainingRecord(
             model=model,
             model_state=model_state,
             kind=live.model_state.kind,
@@ -216,6 +214,8 @@ class Training:
             lineage=self._lineage,
             opaque_optimizers=opaque or None,
         )
+        warn_of_stuck_counters(record, stacklevel=3)
+        return record
 
     def capture_async(
         self, state: Any = None, *, step: int | None = None, microbatch: int | None = None
@@ -378,7 +378,7 @@ class Training:
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
-        _warn_of_stuck_counters(record.optimizers)
+        warn_of_stuck_counters(record, stacklevel=4)
         # State that is allocated in inference mode could never be stepped again (torch 2.13).
         with torch.inference_mode(False):
             # Made first: what can't be made, as a tensor whose library is not imported, is refused while nothing has changed.
@@ -394,20 +394,6 @@ class Training:
             self._is_half_written = self._is_half_written or plan.has_written
             raise
         self._is_half_written = False
-
-
-def _warn_of_stuck_counters(optimizers: Mapping[str, OptimizerRecord]) -> None:
-    for name, optimizer in optimizers.items():
-        stuck = list(stuck_counters(optimizer))
-        if stuck:
-            parameter, dtype, value = stuck[0]
-            others = f" and those of {len(stuck) - 1} other parameters" if len(stuck) > 1 else ""
-            warnings.warn(
-                f"optimizer.{name}: the step counter of {parameter}{others} is {dtype} and stands at {value:.0f}, "
-                "from where that dtype can't count on. It is kept as it is; cast it to float32 before going on.",
-                CounterWarning,
-                stacklevel=4,
-            )
 
 
 def _acceptance(
