@@ -19,7 +19,7 @@ SegueError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,11 +52,13 @@ def _entry_of_many(code: str) -> str | None:
     return None
 
 
-def admits(entry: str, code: str) -> bool:
-    """Tell whether an entry of `accept=` admits a code: its own, or that of a name under it, as `model.extra.head.*`."""
-    under = entry.removesuffix("*")
-    many = entry.endswith(".*") and any(aspect in under for aspect in _BY_NAME)
-    return entry == code or (many and code.startswith(under))
+def admitting(code: str) -> Iterator[str]:
+    """Yield the entries of `accept=` that admit a code: itself, and those of all under a name, as `model.extra.head.*`."""
+    yield code
+    for at, character in enumerate(code):
+        # `model.extra.*` has no name, and would admit what nobody has seen.
+        if character == "." and any(all(code[:at].partition(aspect)) for aspect in _BY_NAME):
+            yield f"{code[:at]}.*"
 
 
 class _Absent:

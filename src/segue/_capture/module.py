@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -274,12 +274,23 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
         yield from configuration_differences(record.configuration, live, both, scope)
     yield from record.contract.differences(found, scope)
     modes, told = dict(modes_of(module, scope)), _owners_of_one_sided(record.contract, found)
-    for path in sorted((record.training.keys() ^ modes.keys()) - told):
+    for path in _topmost(record.training.keys() ^ modes.keys()):
+        if path in told:
+            continue
         side = ("present", "absent") if path in record.training else ("absent", "present")
         yield Finding(
             ContractMismatch, f"{scope}.module.{path}", "a submodule is on one side only", f"{scope} {path}", *side,
             admissible=True,
         )  # fmt: skip
+
+
+def _topmost(paths: Collection[str]) -> list[str]:
+    """Leave out submodules of those that are among these paths: they come and go with them."""
+    found: list[str] = []
+    for path in sorted(paths, key=lambda path: path.split(".")):  # what is in a module stands behind it
+        if not (found and path.startswith(f"{found[-1]}.")):
+            found.append(path)
+    return found
 
 
 def _owners_of_one_sided(record: TrainableContract, found: TrainableContract) -> set[str]:

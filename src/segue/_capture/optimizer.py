@@ -243,7 +243,13 @@ def check_optimizer(
 
 
 def plan_optimizer(
-    record: OptimizerRecord, optimizer: Optimizer, names: ParameterNames, scope: str, accept: Collection[str]
+    record: OptimizerRecord,
+    optimizer: Optimizer,
+    names: ParameterNames,
+    scope: str,
+    accept: Collection[str],
+    *,
+    begins: bool = False,
 ) -> list[Write]:
     """Allocate state and plan its writes; needs a record that `check_optimizer` admitted.
 
@@ -267,7 +273,7 @@ def plan_optimizer(
             for slot, value in slots.items()
         }
     writes.append(ObjectWrite(f"{scope} state", lambda: _replace_state(optimizer, state)))
-    writes.append(plan_options(record, optimizer, places, scope, accept))
+    writes.append(plan_options(record, optimizer, places, scope, accept, begins=begins))
     return writes
 
 

@@ -170,14 +170,32 @@ def _same_request(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
 
     The second is what a program asks that is built again around an optimizer in mid-run (a notebook cell).
     """
-    asked, driver = record.configured, _DRIVEN.get(key)
-    if driver is not None and driver in asked and driver in live:
-        return type(asked[key]) is type(live[key])
+    asked = record.configured
+    if _is_driven(key, asked, live):
+        before, now = _undriven(key, asked[key]), _undriven(key, live[key])
+        present = _undriven(key, record.options.get(key, asked[key]))
+        return type(asked[key]) is type(live[key]) and (same(before, now) or same(present, now))
     if key == "lr":  # of a program with a schedule, and one without
         before, now = (options.get("initial_lr", options["lr"]) for options in (asked, live))
     else:
         before, now = asked[key], live[key]
     return same(before, now) or (key in record.options and same(record.options[key], live[key]))
+
+
+def _is_driven(key: str, asked: dict[str, Any], live: dict[str, Any]) -> bool:
+    """Tell whether a scheduler moves an option on both sides."""
+    driver = _DRIVEN.get(key)
+    return driver is not None and driver in asked and driver in live
+
+
+def _with_rest(present: Any, asked: Any) -> Any:
+    """Return betas whose first is where its scheduler has brought it, and whose others are those that are asked for."""
+    return type(asked)([*present[:1], *asked[1:]])
+
+
+def _undriven(key: str, value: Any) -> Any:
+    """Return the part of a driven option that its scheduler leaves alone: all of Adam's betas but the first."""
+    return value[1:] if key == "betas" else None
 
 
 def _both_ask(key: str, record: GroupRecord, live: dict[str, Any]) -> bool:
@@ -190,6 +208,8 @@ def plan_options(
     places: list[int | None],
     scope: str,
     accept: Collection[str],
+    *,
+    begins: bool = False,
 ) -> Write:
     """Plan to put options back; one that was accepted as changed stays, in the groups where it was.
 
@@ -199,9 +219,11 @@ def plan_options(
         places: For each live group, the recorded one that has its members; `None` for a new one, which stays as it is.
         scope: The optimizer, for codes.
         accept: The accepted codes.
+        begins: Whether a schedule that the record does not have begins here: what it has written stays.
     """
     configured = configured_options(optimizer, scope)
     assignments: list[tuple[dict[str, Any], str, dict[str, Any], set[str]]] = []
+    kept_anywhere: set[str] = set()
     for index, (group, place) in enumerate(zip(optimizer.param_groups, places, strict=True)):
         if place is None:
             continue
@@ -212,8 +234,16 @@ def plan_options(
             if not {f"{scope}.{key}", f"{scope}.{_aspect(key)}"}.isdisjoint(accept)
             and not _both_ask(key, recorded, live)
         }
-        assignments.append((group, str(place), recorded.options, kept))
-    kept_anywhere = {key for *_, kept in assignments for key in kept}
+        if begins:
+            kept |= {key for key, driver in _DRIVEN.items() if key in live and driver in live}
+        kept_anywhere |= kept
+        values = recorded.options
+        if "betas" in kept and not begins and _is_driven("betas", recorded.configured, live):
+            kept.remove("betas")
+            values = {**values, "betas": _with_rest(values["betas"], live["betas"])}
+        assignments.append((group, str(place), values, kept))
+    if not assignments:  # all groups are new, and begin as the program made them
+        kept_anywhere.update(optimizer.defaults, record.defaults)
     assignments.append((optimizer.defaults, "defaults", record.defaults, kept_anywhere))
     return ObjectWrite(f"{scope} options", lambda: _assign(assignments, record.shared_options))
 

@@ -40,6 +40,7 @@ class _Watched(dict[str, Any]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        self._initial = dict(options)
         self._assigned: set[str] = set()
         self._versions = {key: value._version for key, value in _tensors(options).items()}
 
@@ -52,7 +53,8 @@ class _Watched(dict[str, Any]):
         filled = {
             key for key, value in _tensors(self).items() if value._version != self._versions.get(key, -1)
         }
-        return {key: self[key] for key in sorted(self._assigned | filled)}
+        replaced = {key for key, value in self.items() if value is not self._initial.get(key)}  # by `update`
+        return {key: self[key] for key in sorted(self._assigned | filled | replaced)}
 
 
 def _tensors(options: Options) -> dict[str, torch.Tensor]:
@@ -156,9 +158,14 @@ def plan_replayed_options(
     optimizer = optimizer_of(scheduler)
 
     def assign() -> None:
+        # A new group that has one tensor with another (torch hands one to all) has the rate of that.
+        others = [group for at, group in enumerate(optimizer.param_groups) if at not in groups]
+        taken = {id(tensor) for group in others for tensor in _tensors(group).values()}
         for index in groups:
+            group = optimizer.param_groups[index]
             for key, value in options[index].items():
-                _set(optimizer.param_groups[index], key, value)
+                if id(group.get(key)) not in taken:
+                    _set(group, key, value)
         if "_last_lr" in vars(scheduler):
             rates = [group["lr"] for group in optimizer.param_groups]
             vars(scheduler)["_last_lr"] = [

@@ -7,11 +7,12 @@ its position never is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from segue._record.parts import PartsSpec, class_of
 from segue._record.structure import added
+from segue._record.twins import Twins, without_common_end
 from segue.errors import ContractMismatch, Finding, InvalidRecord, some
 
 _MAX_ELEMENTS = 2**58
@@ -102,10 +103,14 @@ class TrainableContract:
             scope: What the tensors belong to, for codes: `model` or `component.<name>`.
         """
         # What is missing first: its hint tells of a rename, and the rest follows from that.
-        for name in sorted(self.tensors.keys() - found.tensors.keys()):
-            yield self._missing(name, found, scope)
-        for name in sorted(found.tensors.keys() - self.tensors.keys()):
-            yield found._extra(name, self, scope)
+        gone, new = self.tensors.keys() - found.tensors.keys(), found.tensors.keys() - self.tensors.keys()
+        aliases, recorded_aliases = found._names(), self._names()
+        kinds = {name: _kind_of(found.tensors[name]) for name in new if found.tensors[name] is not None}
+        twins = Twins(kinds if gone else {})
+        for name in sorted(gone):
+            yield self._missing(name, aliases, twins, scope)
+        for name in sorted(new):
+            yield found._extra(name, recorded_aliases, scope)
         for name in sorted(self.tensors.keys() & found.tensors.keys()):
             yield from self._differences_of(name, found._as_built(name), scope)
         yield from self._sharing_differences(found, scope)
@@ -155,18 +160,16 @@ class TrainableContract:
     def _names(self) -> dict[str, Sharing]:
         return {name: sharing for sharing in self.sharing for name in sharing.members}
 
-    def _knows_none_of(self, names: frozenset[str]) -> bool:
-        """Tell whether none of these names is one of its tensors, or a part of one: that is told of each already."""
-        known = self.tensors.keys() | self._names().keys()
-        return not any(name in known or name.rpartition(".")[0] in known for name in names)
+    def _known_names(self) -> set[str]:
+        return {*self.tensors, *self._names()}
 
-    def _missing(self, name: str, found: TrainableContract, scope: str) -> Finding:
-        alias = found._names().get(name)
+    def _missing(self, name: str, aliases: Mapping[str, Sharing], twins: Twins, scope: str) -> Finding:
+        alias = aliases.get(name)
         hint = None
         if alias is not None:
             hint = f"in the program it is an alias of {next(iter(alias.members))}"
         else:
-            hint = self._rename_hint(name, found)
+            hint = self._rename_hint(name, twins)
         kind = getattr(self.tensors[name], "kind", "buffer")
         return Finding(
             ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",
@@ -174,24 +177,19 @@ class TrainableContract:
             when_accepted="leaves it out",
         )  # fmt: skip
 
-    def _rename_hint(self, name: str, found: TrainableContract) -> str | None:
+    def _rename_hint(self, name: str, twins: Twins) -> str | None:
         """Propose the entry of `rename=` that would bring this name to a new tensor of its kind and shape."""
-        twins = [
-            other
-            for other in found.tensors
-            if other not in self.tensors and _same_but_name(self.tensors[name], found.tensors[other])
-        ]
-        if not twins:
+        twin = twins.closest(name, _kind_of(self.tensors[name]))
+        if twin is None:
             return None
-        twin = max(twins, key=lambda other: _likeness(name, other))
         old, new = without_common_end(name, twin)
         entry = {old: new} if old and new else {name: twin}
         [(old, new)] = entry.items()
         return f'was it renamed? then resume(rename={{"{old}": "{new}"}}) tells so'
 
-    def _extra(self, name: str, record: TrainableContract, scope: str) -> Finding:
+    def _extra(self, name: str, recorded_aliases: Mapping[str, Sharing], scope: str) -> Finding:
         kind = getattr(self.tensors[name], "kind", "buffer")
-        alias = record._names().get(name)
+        alias = recorded_aliases.get(name)
         hint = None if alias is None else f"in the record it is an alias of {next(iter(alias.members))}"
         return Finding(
             ContractMismatch, f"{scope}.extra.{name}", f"a {kind} of the program is not in the record",
@@ -203,9 +201,14 @@ class TrainableContract:
             return
         ours = {frozenset(sharing.members): sharing for sharing in self.sharing}
         theirs = {frozenset(sharing.members): sharing for sharing in found.sharing}
+        known_here, known_there = self._known_names(), found._known_names()
         for members in sorted(ours.keys() | theirs.keys(), key=sorted):
             left, right = ours.get(members), theirs.get(members)
-            if left == right or (found if left else self)._knows_none_of(members):
+            # Of tensors that the other side does not have at all, or parts of them, it is told of each already.
+            known = known_there if left else known_here
+            if left == right or not any(
+                name in known or name.rpartition(".")[0] in known for name in members
+            ):
                 continue
             names = ", ".join(sorted(members))
             yield Finding(
@@ -213,26 +216,6 @@ class TrainableContract:
                 f"{scope} {names}", _sharing_summary(left), _sharing_summary(right),
                 "build the model with the same ties and views as when it was captured",
             )  # fmt: skip
-
-
-def _likeness(left: str, right: str) -> int:
-    """Count the components that two dotted names share at their beginnings and ends: layers are told by number."""
-    lefts, rights = left.split("."), right.split(".")
-    return _common(lefts, rights) + _common(lefts[::-1], rights[::-1])
-
-
-def _common(left: Sequence[str], right: Sequence[str]) -> int:
-    pairs = zip(left, right, strict=False)
-    return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(left), len(right)))
-
-
-def without_common_end(left: str, right: str) -> tuple[str, str]:
-    """Cut the components that two dotted names share at their ends: `a.0.bias`, `b.0.bias` become `a`, `b`."""
-    lefts, rights = left.split("."), right.split(".")
-    while lefts and rights and lefts[-1] == rights[-1]:
-        lefts.pop()
-        rights.pop()
-    return ".".join(lefts), ".".join(rights)
 
 
 def moved(before: Sequence[str], after: Sequence[str]) -> str:
@@ -267,13 +250,9 @@ def _is_laid_out_by_its_owner(spec: TensorSpec) -> bool:
     return spec.kind == "parameter" and spec.parts is None
 
 
-def _same_but_name(left: TensorSpec | None, right: TensorSpec | None) -> bool:
-    return (
-        left is not None
-        and right is not None
-        and (left.kind, left.shape, left.dtype) == (right.kind, right.shape, right.dtype)
-        and (left.parts is None) == (right.parts is None)
-    )
+def _kind_of(spec: TensorSpec | None) -> Hashable:
+    """Return what a tensor must have in common with one that is only called otherwise."""
+    return spec and (spec.kind, spec.shape, spec.dtype, spec.parts is None)
 
 
 def _summary(spec: TensorSpec | None) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from segue._record.base import BaseRecord
-from segue._record.contract import Sharing, TrainableContract, without_common_end
+from segue._record.contract import Sharing, TrainableContract
 from segue._record.sections import ComponentRecord, ModuleRecord, OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
+from segue._record.twins import without_common_end
 from segue.errors import InvalidRecord
 
 R = TypeVar("R", bound=TrainingRecord)
@@ -28,9 +29,10 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
     """
     if not names:
         return record
+    known = known_names(record)
     for old, new in names.items():
         # A program keeps its entry after the first resume; the records it writes then have the new name already.
-        if not (is_known(record, old) or is_known(record, new)):
+        if old not in known and new not in known:
             raise InvalidRecord(
                 "nothing in the record has this name", code="rename.unknown", where=f"rename {old}"
             )
@@ -65,10 +67,17 @@ def _with_modules(names: Mapping[str, str]) -> dict[str, str]:
     return {**implied, **names}
 
 
-def is_known(record: TrainingRecord, name: str) -> bool:
-    """Tell whether a tensor or submodule of the model has this name, or lies below it."""
-    known = [*record.model.contract.tensors, *record.model.training, *_aliases(record.model.contract)]
-    return any(other == name or other.startswith(f"{name}.") for other in known)
+def known_names(record: TrainingRecord) -> set[str]:
+    """Return what the model's tensors and submodules are called, and all that these lie in."""
+    names = [*record.model.contract.tensors, *record.model.training, *_aliases(record.model.contract)]
+    return {outer for name in names for outer in _outwards(name)}
+
+
+def _outwards(name: str) -> Iterator[str]:
+    """Yield a name, and those of the modules around it."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def _aliases(contract: TrainableContract) -> list[str]:
@@ -76,8 +85,8 @@ def _aliases(contract: TrainableContract) -> list[str]:
 
 
 def _new_name(name: str, names: Mapping[str, str]) -> str:
-    for old in sorted(names, key=len, reverse=True):
-        if name == old or name.startswith(f"{old}."):
+    for old in _outwards(name):
+        if old in names:
             return names[old] + name[len(old) :]
     return name
 

@@ -155,10 +155,13 @@ def _check_schedulers(record: TrainingRecord, live: LiveTraining) -> Iterator[Fi
         return any(item.code == f"optimizer.{optimizer}.lr" for item in _check_optimizers(record, live))
 
     schedules = Schedules(record, live)
-    yield from _check_each(
+    one_sided = {f"scheduler.{name}": name for name in record.schedulers.keys() ^ live.schedulers.keys()}
+    for finding in _check_each(
         SchedulerMismatch, "scheduler", record.schedulers, live.schedulers,
         lambda name, before, now: schedules.check(name, rates_differ),
-    )  # fmt: skip
+    ):  # fmt: skip
+        name = one_sided.get(finding.code)
+        yield finding if name is None else schedules.told_of_one_sided(finding, name)
 
 
 def _check_components(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:

@@ -65,7 +65,10 @@ class RestorePlan:
         yield from plan_module(record.model, live.model, "model")
         for name, optimizer in record.optimizers.items():
             kept = {*accepted, *schedules.codes_of_one_sided(name)}
-            yield from plan_optimizer(optimizer, live.optimizers[name], names, f"optimizer.{name}", kept)
+            begins = schedules.begins(name)
+            yield from plan_optimizer(
+                optimizer, live.optimizers[name], names, f"optimizer.{name}", kept, begins=begins
+            )
         yield from plan_gradients(record.gradients, parameters)
         if record.window is not None and live.accumulator is not None:
             yield from plan_window(record.window, live.accumulator, parameters)

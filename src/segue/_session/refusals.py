@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from segue._capture.environment import check_environment
 from segue._record.training import RECORD_VERSION, TrainingRecord
-from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, admits, shown
+from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, admitting, shown, some
 
 
 def refuse_other_version(record: TrainingRecord) -> None:
@@ -19,25 +19,39 @@ def refuse_other_version(record: TrainingRecord) -> None:
         )
 
 
+def entries_in(accept: Collection[str]) -> frozenset[str]:
+    """Return the entries of `accept=`, which may be any iterable of codes.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if isinstance(accept, str):
+        raise TypeError(f"accept takes a collection of codes; did you mean accept=[{accept!r}]?")
+    entries = list(accept)
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise TypeError(f"accept takes codes, which are strings, not {entry!r}")
+    return frozenset(entries)
+
+
 def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:
     """Raise for all findings that are not accepted; return the accepted ones.
 
     Raises:
         MismatchError: With every remaining finding.
     """
-    codes = {finding.code for finding in findings}
-    # One by one only for entries of many: there may be thousands of both.
-    of_many = [entry for entry in accept if entry not in codes]
-    named = (codes & set(accept)) | {code for code in codes if any(admits(entry, code) for entry in of_many)}
+    entries = set(accept)
+    admit = {code: entries.intersection(admitting(code)) for code in {finding.code for finding in findings}}
+    named = {code for code, by in admit.items() if by}
     admitted = [finding for finding in findings if finding.admissible and finding.code in named]
     if len(admitted) < len(findings):
         refused = [finding for finding in findings if not (finding.admissible and finding.code in named)]
         error = MismatchError.of(
             [_told_in_vain(finding) if finding.code in named else finding for finding in refused]
         )
-        unknown = sorted(entry for entry in of_many if not any(admits(entry, code) for code in codes))
+        unknown = sorted(entries.difference(*admit.values()))
         if unknown:
-            error.add_note(f"accept: no difference has the code {', '.join(map(repr, unknown))}")
+            error.add_note(f"accept: no difference has the code {some([repr(entry) for entry in unknown])}")
         raise error
     return admitted
 

@@ -33,6 +33,11 @@ _KEPT_IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momen
 _REQUESTS = ("lr", *_KEPT_IN_GROUPS)
 _DERIVED = frozenset({"_schedule_phases", "_scale_fn_ref", "anneal_func", "mode_worse"})
 _MOVED = "moves the program's schedule to where the record's stands, as if it had been so from the beginning"
+_GONE = "drops it; the rate stays where it had brought it"
+_BEGINS = "begins it, at the rate with which it begins"
+_BEGINS_BESIDE = (
+    "begins it beside the others; the present rate stays, and can be set in `param_groups` after resuming"
+)
 _STAYS = (
     "keeps what the program starts from; a schedule that goes on from the present rate is changed by that rate, in "
     "`param_groups` after resuming"
@@ -61,7 +66,8 @@ class Schedules:
         Left out is what a schedule keeps in the groups that came or went, which is told of itself.
         """
         codes = {f"optimizer.{optimizer}.{key}" for key in _REQUESTS}
-        left_out, driving = self.codes_of_one_sided(optimizer), self._recorded_over(optimizer)
+        left_out = self.codes_of_one_sided(optimizer)
+        driving = self._recorded_over(optimizer) & self._live.schedulers.keys()
         for finding in findings:
             if finding.code in codes and driving:
                 told = _MOVED if all(map(self._is_movable, driving)) else _STAYS
@@ -71,15 +77,29 @@ class Schedules:
 
     def codes_of_one_sided(self, optimizer: str) -> set[str]:
         """Return the codes of what a schedule keeps in the groups of its optimizer, if one came or went."""
-        names = self._live.optimizer_names()
-        schedulers = self._live.schedulers.items()
-        now = {name for name, scheduler in schedulers if names[id(optimizer_of(scheduler))] == optimizer}
-        changed = now != self._recorded_over(optimizer)
+        changed = self._live_over(optimizer) != self._recorded_over(optimizer)
         return {f"optimizer.{optimizer}.{key}" for key in _KEPT_IN_GROUPS} if changed else set()
 
     def _recorded_over(self, optimizer: str) -> set[str]:
         schedulers = self._record.schedulers.items()
         return {name for name, scheduler in schedulers if scheduler.optimizer == optimizer}
+
+    def _live_over(self, optimizer: str) -> set[str]:
+        names, schedulers = self._live.optimizer_names(), self._live.schedulers.items()
+        return {name for name, scheduler in schedulers if names[id(optimizer_of(scheduler))] == optimizer}
+
+    def begins(self, optimizer: str) -> bool:
+        """Tell whether all schedules of an optimizer are new, so that rates are those that they begin with."""
+        now = self._live_over(optimizer)
+        return bool(now) and now.isdisjoint(self._record.schedulers)
+
+    def told_of_one_sided(self, finding: Finding, name: str) -> Finding:
+        """Return the finding of a schedule that came or went with what accepting it does."""
+        scheduler = self._live.schedulers.get(name)
+        if scheduler is None:
+            return replace(finding, when_accepted=_GONE)
+        begins = self.begins(self._live.optimizer_names()[id(optimizer_of(scheduler))])
+        return replace(finding, when_accepted=_BEGINS if begins else _BEGINS_BESIDE)
 
     def check(self, name: str, rates_differ: Callable[[str], bool]) -> Iterator[Finding]:
         """Yield what differs in a schedule that both sides have.

@@ -28,7 +28,7 @@ from segue._capture.registered import Registered, refuse_addresses
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.staging import type_name
-from segue._record.rename import is_known, renamed
+from segue._record.rename import known_names, renamed
 from segue._record.sections import SchedulerRecord
 from segue._session.bound_model import bound
 from segue._session.checks import find_mismatches
@@ -45,7 +45,7 @@ from segue._session.model_state import FullModel, ModelState
 from segue._session.pending_capture import AsyncCaptures, PendingCapture
 from segue._session.plan import RestorePlan
 from segue._session.record import TrainingRecord
-from segue._session.refusals import environment_findings, refuse, warn_of_environment
+from segue._session.refusals import entries_in, environment_findings, refuse, warn_of_environment
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
     RestoreInterrupted,
@@ -324,8 +324,7 @@ class Training:
         self._admit(renamed(record, rename or {}), accept)
 
     def _admit(self, record: TrainingRecord, accept: Collection[str]) -> list[str]:
-        if isinstance(accept, str):
-            raise TypeError(f"accept takes a collection of codes; did you mean accept=[{accept!r}]?")
+        accept = entries_in(accept)
         findings = find_mismatches(record, self._live)
         environment = environment_findings(record)
         if self._strict:
@@ -373,7 +372,8 @@ class Training:
     ) -> Any:
         """Restore as `restore` does, leaving out the first pass over bytes that were verified just now."""
         self._async_captures.settle()
-        effective = {old: new for old, new in rename.items() if is_known(record, old)}
+        known = known_names(record) if rename else ()
+        effective = {old: new for old, new in rename.items() if old in known}
         record = renamed(record, rename)
         accepted = self._admit(record, accept)
         if not verified:
