@@ -5,6 +5,7 @@ Four counters part in it: microbatches, updates, steps that were taken (of each 
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -123,7 +124,9 @@ class Run:
         return seen.sections(self.net, self.optimizers, self.schedulers, more)
 
 
-def _warnings_are_errors() -> None:
+def prepare_process() -> None:
+    """Make warnings errors, and what the imports have made no place to look for schedules in: first captures do."""
+    gc.freeze()
     warnings.simplefilter("error")
     # The first steps are skipped, and some schedules move all the same.
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -133,7 +136,7 @@ def _warnings_are_errors() -> None:
 
 def record(cases: tuple[Case, ...], root: str, cuts: tuple[int, ...]) -> None:
     """Train each case to its end without segue, and note everything; then once more, and save at every cut."""
-    _warnings_are_errors()
+    prepare_process()
     for case in cases:
         folder = Path(root, case.folder)
         folder.mkdir()
@@ -155,7 +158,7 @@ def record(cases: tuple[Case, ...], root: str, cuts: tuple[int, ...]) -> None:
 
 def go_on(cases: tuple[Case, ...], root: str, cuts: tuple[int, ...], seed: int) -> None:
     """Go on with each case from every cut, and note everything."""
-    _warnings_are_errors()
+    prepare_process()
     torch.manual_seed(seed)
     for case in cases:
         for cut in cuts:

@@ -5,6 +5,7 @@ An update is four acts: two microbatches, the optimizer's step, the schedule's m
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import warnings
@@ -123,7 +124,9 @@ def fresh(case: Case, seed: int) -> Run:
     return Run(case, model, optimizer_of(case, model))
 
 
-def _warnings_are_errors() -> None:
+def prepare_process() -> None:
+    """Make warnings errors, and what the imports have made no place to look for schedules in: first captures do."""
+    gc.freeze()
     warnings.simplefilter("error")
     # A nested chain moves once more as it is nested, before any step of the optimizer (torch 2.13).
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -131,7 +134,7 @@ def _warnings_are_errors() -> None:
 
 def record(cases: tuple[Case, ...], root: str) -> None:
     """Train each case to its end without segue, and note everything; then once more, and save at every cut."""
-    _warnings_are_errors()
+    prepare_process()
     for case in cases:
         folder = Path(root, case.folder)
         folder.mkdir()
@@ -163,7 +166,7 @@ def _save_at_cuts(case: Case, folder: Path) -> None:
 
 def go_on(cases: tuple[Case, ...], root: str, seed: int) -> None:
     """Go on with each case from every cut, in each order of building and restoring, and note everything."""
-    _warnings_are_errors()
+    prepare_process()
     torch.manual_seed(seed)
     for case in cases:
         folder = Path(root, case.folder)

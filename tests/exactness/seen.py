@@ -20,6 +20,12 @@ class _Values(Look):
     def __init__(self) -> None:
         super().__init__(placed=False)
 
+    def tensor(self, tensor: torch.Tensor | None) -> Any:
+        if tensor is not None and tensor.is_sparse:
+            parts = (tensor._indices(), tensor._values())
+            return "sparse", tuple(tensor.shape), tensor.is_coalesced(), [self.tensor(part) for part in parts]
+        return super().tensor(tensor)
+
     def plain(self, value: Any) -> Any:
         if isinstance(value, types.BuiltinFunctionType):
             return "builtin", value.__module__, value.__qualname__
