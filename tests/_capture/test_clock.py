@@ -100,6 +100,27 @@ def test_the_hook_does_not_keep_the_clock_alive():
     optimizer.step()
 
 
+def test_the_hook_goes_with_the_clock():
+    optimizer, scheduler = pair()
+    clock = ScheduleClock({"s": scheduler})
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    del clock
+    gc.collect()
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_schedule_that_a_hook_of_the_step_moves_has_answered_it(is_first):
+    optimizer, scheduler = pair()
+    clock = None if is_first else ScheduleClock({"s": scheduler})
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    clock = clock or ScheduleClock({"s": scheduler})
+    for _ in range(3):
+        optimizer.step()
+    assert (clock.outstanding("s"), clock.usual("s")) == (0, 1)
+    assert not clock.tells_due("s")
+
+
 def test_a_capture_while_a_schedule_is_due_warns_and_names_it():
     model = nn.Linear(1, 1)
     optimizer = SGD(model.parameters(), lr=0.1)

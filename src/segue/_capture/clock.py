@@ -38,7 +38,12 @@ class ScheduleClock:
         # The hook outlives this object in the optimizer; it must not keep a whole training alive.
         this = weakref.ref(self)
         for optimizer in {id(optimizer_of(s)): optimizer_of(s) for s in schedulers.values()}.values():
-            optimizer.register_step_post_hook(_hook(this))
+            handle = optimizer.register_step_post_hook(_hook(this))
+            # Before hooks of others: some move their schedule in one, which answers the step that is counted here.
+            hooks = optimizer._optimizer_step_post_hooks
+            for other in [key for key in hooks if key != handle.id]:
+                hooks[other] = hooks.pop(other)
+            weakref.finalize(self, handle.remove).atexit = False
 
     def stepped(self, optimizer: object) -> None:
         """Count one step of this optimizer, unless it skips it."""
