@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
 import segue
-from segue.errors import MismatchError
-from tests._session.test_change_on_purpose import Model, program, refused, step
-from tests.cases.state import live
+from segue.errors import InvalidRecord, MismatchError
+from tests._session.test_change_on_purpose import Model, backward, moments, program, refused, step
+from tests.cases.state import live, raw
 
 
 def advanced(steps, *names, **options):
@@ -262,3 +262,115 @@ def test_a_hint_of_a_rename_is_right_among_thousands():
     for number in range(30):
         hint = hints[f"model.missing.body.{number}.weight"]
         assert hint == 'was it renamed? then resume(rename={"body": "encoder"}) tells so'
+
+
+# --- renames in components ---
+
+
+def averaged(*names):
+    model = Model(*names)
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    return model, optimizer, average, segue.Training(model, optimizer, components={"ema": average})
+
+
+def test_an_average_of_a_renamed_model_is_renamed_by_the_entry_that_is_printed():
+    model, optimizer, average, training = averaged("a", "old")
+    for seed in range(2):
+        step(model, optimizer, seed)
+        average.update_parameters(model)
+    record = training.capture()
+    other_model, other, other_average, resumed = averaged("a", "new")
+    before = live(other_average, other)
+    with pytest.raises(MismatchError) as caught:
+        resumed.restore(record, rename={"old": "new"})
+    assert live(other_average, other) == before
+    hint = 'was it renamed? then resume(rename={"ema/module.old": "ema/module.new"}) tells so'
+    assert hint in caught.value.findings[0].hint
+    names = {"old": "new", "ema/module.old": "ema/module.new"}
+    resumed.restore(record, rename=names)
+    assert raw(other_average.module.new.weight) == raw(average.module.old.weight)
+    assert raw(other_model.new.weight) == raw(model.old.weight)
+    again = resumed.capture()
+    assert again.lineage[-1]["renamed"] == names
+    averaged("a", "new")[-1].restore(again, rename=names)  # the entry may stay in the program
+
+
+def test_trained_parameters_of_a_component_take_their_state_to_the_new_name():
+    def make(name, called="loss"):
+        model, loss = Model("a"), Model(name)
+        optimizer = AdamW([*model.parameters(), *loss.parameters()], lr=0.1)
+        return model, loss, optimizer, segue.Training(model, optimizer, components={called: loss})
+
+    model, loss, optimizer, training = make("x")
+    for part in (model, loss):
+        backward(part, 1)
+    optimizer.step()
+    record = training.capture()
+    _, other_loss, other, resumed = make("y")
+    for wrong, code in (
+        ({"x": "y"}, "rename.unknown"),
+        ({"loss/x": "y"}, "rename.component"),
+        ({"loss/x": "other/y"}, "rename.component"),
+    ):
+        with pytest.raises(InvalidRecord) as caught:
+            resumed.restore(record, rename=wrong)
+        assert caught.value.code == code
+    resumed.restore(record, rename={"loss/x": "loss/y"})
+    assert moments(other, other_loss.y.weight) == moments(optimizer, loss.x.weight)
+    assert raw(other_loss.y.weight.grad) == raw(loss.x.weight.grad)
+
+
+# --- state of new parameters, phases ---
+
+
+class MadeAtOnce(torch.optim.Optimizer):
+    """One that makes its state as it is built, and needs it."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["speed"] = torch.ones_like(parameter)
+
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    speed = self.state[parameter]["speed"].mul_(0.9).add_(parameter.grad)
+                    parameter.sub_(group["lr"] * speed)
+
+
+def test_a_new_parameter_has_the_state_with_which_its_optimizer_made_it():
+    def make(*names):
+        return program(*names, optimizer=lambda m: MadeAtOnce(m.parameters()))
+
+    model, optimizer, _, training = make("a")
+    step(model, optimizer, 0)
+    record = training.capture()
+    wider, other, _, resumed = make("a", "new")
+    resumed.restore(record, accept=["model.extra.new.*"])
+    assert moments(other, wider.a.weight) == moments(optimizer, model.a.weight)
+    assert torch.equal(other.state[wider.new.weight]["speed"], torch.ones(3, 3))
+    step(wider, other, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        ({"total_steps": 40}, ["total_steps"]),
+        ({"total_steps": 40, "pct_start": 0.5}, ["total_steps", "_schedule_phases"]),
+        ({"total_steps": 40, "three_phase": True}, ["total_steps", "_schedule_phases"]),
+        (
+            {"anneal_strategy": "linear", "three_phase": True},
+            ["_schedule_phases", "_anneal_func_type"],
+        ),
+    ],
+)
+def test_phases_are_told_unless_they_follow_from_the_horizon(change, keys):
+    def make(**options):
+        options = {"total_steps": 20, **options}
+        return program("a", schedule=lambda o: lr_scheduler.OneCycleLR(o, 0.5, **options))
+
+    record, resumed = make()[-1].capture(), make(**change)[-1]
+    assert refused(resumed, record) == [f"scheduler.scheduler.{key}" for key in keys]

@@ -140,7 +140,7 @@ def _names_on_one_side(
         else:
             told = difference(
                 scope, f"extra.{name}", "a parameter was in no group", f"{scope} {name}", "absent",
-                f"group {after[name][0]}", admissible=admissible, when_accepted="begins it without state",
+                f"group {after[name][0]}", admissible=admissible, when_accepted="begins it as the program made it",
             )  # fmt: skip
         yield told
 

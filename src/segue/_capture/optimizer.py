@@ -272,6 +272,13 @@ def plan_optimizer(
             else _plan_slot(value, current.get(slot), f"{scope} {name} {slot}", writes)
             for slot, value in slots.items()
         }
+    # Of a new parameter, what its optimizer made as it was built; some need it at their first step.
+    known = {name for group in record.groups for name in group.parameters}
+    state |= {
+        parameter: optimizer.state[parameter]
+        for name, parameter in parameters.items()
+        if name not in known and parameter in optimizer.state
+    }
     writes.append(ObjectWrite(f"{scope} state", lambda: _replace_state(optimizer, state)))
     writes.append(plan_options(record, optimizer, places, scope, accept, begins=begins))
     return writes

@@ -169,7 +169,7 @@ class TrainableContract:
         if alias is not None:
             hint = f"in the program it is an alias of {next(iter(alias.members))}"
         else:
-            hint = self._rename_hint(name, twins)
+            hint = self._rename_hint(name, twins, scope)
         kind = getattr(self.tensors[name], "kind", "buffer")
         return Finding(
             ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",
@@ -177,14 +177,15 @@ class TrainableContract:
             when_accepted="leaves it out",
         )  # fmt: skip
 
-    def _rename_hint(self, name: str, twins: Twins) -> str | None:
+    def _rename_hint(self, name: str, twins: Twins, scope: str) -> str | None:
         """Propose the entry of `rename=` that would bring this name to a new tensor of its kind and shape."""
         twin = twins.closest(name, _kind_of(self.tensors[name]))
         if twin is None:
             return None
         old, new = without_common_end(name, twin)
         entry = {old: new} if old and new else {name: twin}
-        [(old, new)] = entry.items()
+        # What is in a component has its name before its own.
+        [(old, new)] = [(_in_scope(old, scope), _in_scope(new, scope)) for old, new in entry.items()]
         return f'was it renamed? then resume(rename={{"{old}": "{new}"}}) tells so'
 
     def _extra(self, name: str, recorded_aliases: Mapping[str, Sharing], scope: str) -> Finding:
@@ -216,6 +217,11 @@ class TrainableContract:
                 f"{scope} {names}", _sharing_summary(left), _sharing_summary(right),
                 "build the model with the same ties and views as when it was captured",
             )  # fmt: skip
+
+
+def _in_scope(name: str, scope: str) -> str:
+    _, found, component = scope.partition("component.")
+    return f"{component}/{name}" if found else name
 
 
 def moved(before: Sequence[str], after: Sequence[str]) -> str:

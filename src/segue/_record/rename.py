@@ -17,15 +17,16 @@ R = TypeVar("R", bound=TrainingRecord)
 
 
 def renamed(record: R, names: Mapping[str, str]) -> R:
-    """Return the record with the model's parameters, buffers and submodules renamed wherever they occur.
+    """Return the record with parameters, buffers and submodules renamed wherever they occur.
 
     Args:
         record: Not changed.
         names: From the recorded name to the new one. The name of a submodule renames everything below it; the longest
-            name that fits wins.
+            name that fits wins. What is in a component has the component's name before its own: `ema/module.head`.
 
     Raises:
-        InvalidRecord: If neither name of an entry is known, or two tensors would get one name.
+        InvalidRecord: If neither name of an entry is known, two tensors would get one name, or one would go to another
+            component.
     """
     if not names:
         return record
@@ -36,16 +37,20 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
             raise InvalidRecord(
                 "nothing in the record has this name", code="rename.unknown", where=f"rename {old}"
             )
-    names = _with_modules(names)
-    table = _table(record.model.contract, names)
+    scopes = _scopes(record, names)
+    tables = {prefix: _table(_contract(record, prefix), names) for prefix, names in scopes.items()}
+    table = {prefix + old: prefix + new for prefix, part in tables.items() for old, new in part.items()}
     return replace(
         record,
-        model=_module(record.model, names, table),
+        model=_module(record.model, scopes[""], tables[""]),
         optimizers={name: _optimizer(optimizer, table) for name, optimizer in record.optimizers.items()},
         opaque_optimizers=None
         if record.opaque_optimizers is None
         else {name: _opaque(optimizer, table) for name, optimizer in record.opaque_optimizers.items()},
-        components={name: _component(component, table) for name, component in record.components.items()},
+        components={
+            name: _component(component, f"{name}/", scopes, tables)
+            for name, component in record.components.items()
+        },
         gradients=record.gradients.renamed(table),
         window=None
         if record.window is None
@@ -55,6 +60,34 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
             handed_out=tuple(sorted(table.get(name, name) for name in record.window.handed_out)),
         ),
     )
+
+
+def _contract(record: TrainingRecord, prefix: str) -> TrainableContract:
+    return _modules(record)[prefix].contract
+
+
+def _modules(record: TrainingRecord) -> dict[str, ModuleRecord]:
+    """Return every recorded module by what stands before the names of its tensors."""
+    components = {f"{name}/": item.module for name, item in record.components.items()}
+    return {"": record.model, **{name: module for name, module in components.items() if module is not None}}
+
+
+def _scopes(record: TrainingRecord, names: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Divide entries among the modules whose tensors they name, and add the submodules that they imply."""
+    modules = _modules(record)
+    scopes: dict[str, dict[str, str]] = {prefix: {} for prefix in modules}
+    model = _names_in(record.model)
+    for old, new in names.items():
+        prefix = old[: old.find("/") + 1]
+        if old in model or prefix not in modules:
+            prefix = ""
+        if not new.startswith(prefix):
+            raise InvalidRecord(
+                "a name is in another component", code="rename.component", where=f"rename {old}", expected=prefix,
+                found=new,
+            )  # fmt: skip
+        scopes[prefix][old.removeprefix(prefix)] = new.removeprefix(prefix)
+    return {prefix: _with_modules(part) for prefix, part in scopes.items()}
 
 
 def _with_modules(names: Mapping[str, str]) -> dict[str, str]:
@@ -68,8 +101,12 @@ def _with_modules(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def known_names(record: TrainingRecord) -> set[str]:
-    """Return what the model's tensors and submodules are called, and all that these lie in."""
-    names = [*record.model.contract.tensors, *record.model.training, *_aliases(record.model.contract)]
+    """Return what tensors and submodules are called, and all that these lie in."""
+    return {prefix + name for prefix, module in _modules(record).items() for name in _names_in(module)}
+
+
+def _names_in(record: ModuleRecord) -> set[str]:
+    names = [*record.contract.tensors, *record.training, *_aliases(record.contract)]
     return {outer for name in names for outer in _outwards(name)}
 
 
@@ -151,16 +188,27 @@ def _opaque(record: OpaqueOptimizerRecord, table: Mapping[str, str]) -> OpaqueOp
     )
 
 
-def _component(record: ComponentRecord, table: Mapping[str, str]) -> ComponentRecord:
-    """Rename what a component shares with the model."""
-    if record.module is None or record.tree is None:
+def _component(
+    record: ComponentRecord,
+    prefix: str,
+    scopes: Mapping[str, Mapping[str, str]],
+    tables: Mapping[str, Mapping[str, str]],
+) -> ComponentRecord:
+    """Rename the tensors of a component, and what it shares with the model or another."""
+    if record.module is None:
         return record
-    shares = {
-        own: {**share, "with": (scope, _of_tensor_or_part(name, table) if scope == "model" else name)}
-        for own, share in record.tree["shares"].items()
-        for scope, name in [share["with"]]
-    }
-    return replace(record, tree={"shares": shares})
+    module = record.module
+    if scopes[prefix]:
+        module = _module(module, scopes[prefix], tables[prefix])
+    if record.tree is None:
+        return replace(record, module=module)
+    shares = {}
+    for own, share in record.tree["shares"].items():
+        scope, name = share["with"]
+        other = "" if scope == "model" else scope.removeprefix("component.") + "/"
+        with_other = (scope, _of_tensor_or_part(name, tables.get(other, {})))
+        shares[_of_tensor_or_part(own, tables[prefix])] = {**share, "with": with_other}
+    return replace(record, module=module, tree={"shares": dict(sorted(shares.items()))})
 
 
 def _of_tensor_or_part(name: str, table: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,13 @@ from segue.errors import Finding
 # What torch's schedulers keep in the groups, and what of that, or of a group's own options, they start from (torch 2.13).
 _KEPT_IN_GROUPS = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
 _REQUESTS = ("lr", *_KEPT_IN_GROUPS)
-_DERIVED = frozenset({"_schedule_phases", "_scale_fn_ref", "anneal_func", "mode_worse"})
+# What follows from something else of the same scheduler.
+_DERIVED = {
+    "_schedule_phases": {"total_steps"},
+    "_scale_fn_ref": {"mode", "gamma", "_scale_fn_custom"},
+    "anneal_func": {"_anneal_strategy"},
+    "mode_worse": {"mode"},
+}
 _MOVED = "moves the program's schedule to where the record's stands, as if it had been so from the beginning"
 _GONE = "drops it; the rate stays where it had brought it"
 _BEGINS = "begins it, at the rate with which it begins"
@@ -174,7 +180,7 @@ class Schedules:
                 yield from _plan_moved(record, scheduler, scope)
             else:
                 kept = {*codes, *(_base_rates(record, scope) if asked else ())}
-                kept |= {finding.code for finding in differing if codes and _is_derived(finding)}
+                kept |= {finding.code for finding in differing if _follows(finding, codes)}
                 yield from plan_scheduler(record, scheduler, scope, kept)
                 if movable:
                     yield from self._plan_new_groups(record, name)
@@ -198,12 +204,33 @@ def _plan_moved(record: SchedulerRecord, scheduler: LRScheduler, scope: str) -> 
 
 def _primary(findings: list[Finding]) -> list[Finding]:
     """Leave out what follows from something else that differs, as OneCycleLR's phases from its horizon."""
-    asked = [finding for finding in findings if not _is_derived(finding)]
-    return asked or findings
+    by_code = {finding.code: finding for finding in findings}
+    return [
+        finding
+        for finding in findings
+        if not (_follows(finding, by_code) and _in_proportion(finding, by_code))
+    ]
 
 
-def _is_derived(finding: Finding) -> bool:
-    return finding.code.rpartition(".")[2] in _DERIVED
+def _follows(finding: Finding, codes: Collection[str]) -> bool:
+    scope, _, key = finding.code.rpartition(".")
+    return any(f"{scope}.{cause}" in codes for cause in _DERIVED.get(key, ()))
+
+
+def _in_proportion(finding: Finding, by_code: Mapping[str, Finding]) -> bool:
+    """Tell whether phases are no others than another horizon makes of them: their number, and where the first ends."""
+    scope, _, key = finding.code.rpartition(".")
+    if key != "_schedule_phases":
+        return True
+    horizon = by_code[f"{scope}.total_steps"]
+    sides = ((finding.expected, horizon.expected), (finding.found, horizon.found))
+    try:
+        before, now = (
+            (len(phases), round((phases[0]["end_step"] + 1) / total, 6)) for phases, total in sides
+        )
+    except (TypeError, KeyError, IndexError, ZeroDivisionError):  # one side has none, or a file lies
+        return False
+    return bool(before == now)
 
 
 def _base_rates(record: SchedulerRecord, scope: str) -> Iterator[str]:
