@@ -44,23 +44,20 @@ class Asked:
         return state_with(self.asked.state_dict(), kept, dict(self._told()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let it load, put right what its loading got wrong, and look whether all is as told.
-
-        Raises:
-            ValueError: If an attribute is not what it was.
-        """
+        """Let it load, and put right what its loading got wrong."""
         saved, optimizers = state["saved"], _like_torchs(self.asked)
         with _as_one_was(optimizers):
             self.asked.load_state_dict(saved)
         _put_what_was_cast(self.asked, optimizers, saved)
         for name, value in state["kept"].items():
             setattr(self.asked, name, value)
-        now = self._told()
-        for path, tree in state["told"].items():
-            if not same(tree, now.get(path, ABSENT)):
-                raise ValueError(
-                    f"its attribute {path} does not come back by its `load_state_dict`; register it with `segue.StateOf`"
-                )
+
+    def advice(self, given: dict[str, Any], now: dict[str, Any]) -> str | None:
+        """Return what to do about attributes that did not come back; `None` if it is not these."""
+        lost = [path for path, tree in given["told"].items() if not same(tree, now["told"].get(path, ABSENT))]
+        if not lost:
+            return None
+        return f"its `load_state_dict` does not put back {', '.join(lost)}; register what is state with `segue.StateOf`"
 
 
 def state_with(saved: Any, kept: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:

@@ -243,15 +243,17 @@ class ObjectRestore:
             self._done.append(scope)
             try:
                 _restorer(value, record.kind)(thaw(record.tree))
-                altered = scope in self._reread and not same(record.tree, capture_object(value, scope).tree)
+                now = capture_object(value, scope).tree if scope in self._reread else record.tree
             except BaseException as error:
                 self.undo(error)
                 if not isinstance(error, Exception):  # Ctrl-C
                     raise
                 raise _refusal(scope, "refused", f"refused its state: {error}", error) from error
-            if altered:
+            if not same(record.tree, now):
                 what = "does not give back the state that it was given"
                 refusal = _refusal(scope, "altered", what, getattr(value, "asked", value))
+                if hasattr(value, "advice"):
+                    refusal.hint = value.advice(record.tree, now)
                 self.undo(refusal)
                 raise refusal
 

@@ -13,6 +13,7 @@ import logging
 import random
 import types
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +50,7 @@ class References(Protocol):
 
 _MAX_DEPTH = 32
 _MAX_PARTS = 10_000
+_OWNER = "owner"
 _NO_ADDRESS = 1 << 20  # counters are below, objects above
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # of `type.__flags__`; a `class` statement makes the first kind
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -64,13 +66,14 @@ class Description:
     """The scalars in it, and of each tensor and array the digest that a captured one has."""
 
 
-def describe(value: Any, where: str, references: References) -> Description:
+def describe(value: Any, where: str, references: References, *, tells_owners: bool = False) -> Description:
     """Describe a value.
 
     Args:
         value: The value. Not kept, not changed.
         where: What it is called in messages.
         references: What is restored elsewhere, which is only named.
+        tells_owners: Whether the `id` of each dictionary and object is told, for `without_owners`.
 
     Raises:
         UnsupportedState: If it holds what can't be looked into.
@@ -78,15 +81,16 @@ def describe(value: Any, where: str, references: References) -> Description:
     Cost:
         A copy and a checksum of each tensor in it, one after the other.
     """
-    describing = _Describing(references)
+    describing = _Describing(references, tells_owners)
     with deferring(None):  # bytes are read at once
         tree = describing.describe(value, where, ())
     return Description(tree, tuple(describing.leaves))
 
 
 class _Describing:
-    def __init__(self, references: References) -> None:
+    def __init__(self, references: References, tells_owners: bool) -> None:
         self._references = references
+        self._tells_owners = tells_owners
         self._parts = 0
         self.leaves: list[Any] = []
 
@@ -148,7 +152,10 @@ class _Describing:
             if isinstance(value, defaultdict)
             else {}
         )
-        return _of_class(value, items=items, **made_by)
+        return self._owned(value, items=items, **made_by)
+
+    def _owned(self, value: Any, **parts: Any) -> Any:
+        return _of_class(value, **parts, **({_OWNER: id(value)} if self._tells_owners else {}))
 
     def _scalar(self, value: Any) -> Any:
         address = self._address(value)
@@ -177,7 +184,44 @@ class _Describing:
             for name in sorted(all_names(value))
             if hasattr(value, name) and not self._references.keeps(value, name)
         }
-        return _of_class(value, attributes=attributes)
+        return self._owned(value, attributes=attributes)
+
+
+def without_owners(
+    tree: Any, name_at: Callable[[int], str | None], keeps_at: Callable[[int, Any], bool]
+) -> Any:
+    """Return a description without the `id` of each dictionary and object, and without what is restored elsewhere.
+
+    Args:
+        tree: A description that tells them.
+        name_at: Names what is restored elsewhere, by its `id`.
+        keeps_at: Tells whether a part of what has this `id` is.
+    """
+
+    def opened(tree: Any) -> Any:
+        if type(tree) is list:
+            return [opened(item) for item in tree]
+        if type(tree) is not dict:
+            return tree
+        owner = tree.get(_OWNER)
+        if type(owner) is not int:
+            return {key: opened(item) for key, item in tree.items()}
+        name = name_at(owner)
+        if name is not None:
+            return {"reference": name}
+        parts = {key: item for key, item in tree.items() if key != _OWNER}
+        if "attributes" in parts:
+            held = parts["attributes"].items()
+            parts["attributes"] = {key: item for key, item in held if not keeps_at(owner, key)}
+        else:
+            parts["items"] = [pair for pair in parts["items"] if not _is_kept(pair[0], owner, keeps_at)]
+        return {key: opened(item) for key, item in parts.items()}
+
+    return opened(tree)
+
+
+def _is_kept(key: Any, owner: int, keeps_at: Callable[[int, Any], bool]) -> bool:
+    return type(key) is str and keeps_at(owner, key)
 
 
 def _of_class(value: Any, **parts: Any) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from segue._capture.attributes import known_attributes, known_configuration
-from segue._capture.description import Description, References, describe
+from segue._capture.description import Description, References, describe, without_owners
 from segue._capture.plain import freeze
-from segue._capture.registered import Identities, Registered
+from segue._capture.registered import NOTHING, Identities, Registered
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import type_name
 from segue._capture.state_of import all_names
-from segue._record.digest import tree_digest
 from segue._record.tree import SCALARS, same
 from segue.errors import ABSENT, Finding, OptimizerMismatch, UnsupportedState, shown
 
@@ -67,7 +66,8 @@ class First:
     """What an attribute was when its owner was first seen."""
 
     identity: int
-    digest: str
+    tree: Any
+    """As this process tells it, by the identity of what is captured elsewhere."""
     text: str
     """For people."""
     told: Any
@@ -138,6 +138,7 @@ class Views:
 
     identities: References
     told: References
+    registered: Registered
 
 
 def views_of(optimizers: Mapping[str, Any], names: Mapping[int, str], registered: Registered) -> Views:
@@ -152,18 +153,19 @@ def views_of(optimizers: Mapping[str, Any], names: Mapping[int, str], registered
     places = {key: f"parameter {name}" for key, name in names.items()}
     if len(optimizers) == 1:  # others inside it are among them, and have places of their own
         places |= _passing_on(next(iter(optimizers.values())))
-    for place, optimizer in reversed(
-        list(optimizers.items())
-    ):  # what is one object is called by its first place
+    # What is one object is called by its first place.
+    for place, optimizer in reversed(list(optimizers.items())):
         prefix = f"{place} " if place else ""
         places |= {key: prefix + name for key, name in _places(optimizer, names)}
     kinds = (nn.Module, Optimizer, nn.Parameter)
-    return Views(Identities(kinds, places, registered), _Told(places, registered))
+    groups = frozenset(id(group) for optimizer in optimizers.values() for group in _groups(optimizer))
+    return Views(Identities(kinds, places, groups), _Told(places, groups, registered), registered)
 
 
 class _Told:
-    def __init__(self, places: Mapping[int, str], registered: Registered) -> None:
+    def __init__(self, places: Mapping[int, str], groups: Container[int], registered: Registered) -> None:
         self._places = places
+        self._groups = groups
         self._registered = registered
 
     def name(self, value: object) -> str | None:
@@ -173,18 +175,27 @@ class _Told:
         return self._places.get(address) or self._registered.at(address)
 
     def keeps(self, owner: object, name: str) -> bool:
-        return self._registered.keeps(owner, name)
+        is_members = name == "params" and id(owner) in self._groups  # which are compared by name
+        return is_members or self._registered.keeps(owner, name)
+
+
+def _groups(optimizer: Any) -> list[Any]:
+    """Return the groups of an optimizer, or of an object that has such."""
+    groups = getattr(optimizer, "param_groups", ())
+    return list(groups) if isinstance(groups, list | tuple) else []
 
 
 def _places(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     """Yield everything in an optimizer that stays where it is, by `id`."""
     yield id(optimizer), "itself"
+    if not isinstance(optimizer, Optimizer):  # the groups and state of another object are attributes like any
+        return
     for attribute in ("param_groups", "defaults", "state"):
         held = getattr(optimizer, attribute, None)
         if isinstance(held, dict | list):
             yield id(held), attribute
-    groups, state = getattr(optimizer, "param_groups", ()), getattr(optimizer, "state", {})
-    for index, group in enumerate(groups if isinstance(groups, list | tuple) else ()):
+    state = getattr(optimizer, "state", {})
+    for index, group in enumerate(_groups(optimizer)):
         if isinstance(group, dict):
             yield id(group), f"group {index}"
             yield id(group.get("params")), f"members of group {index}"
@@ -218,20 +229,22 @@ def _tensors(holder: dict[Any, Any], where: str) -> Iterator[tuple[int, str]]:
 def _first(name: str, value: Any, views: Views) -> First:
     told = described(name, value, views.told)
     tree = ABSENT if isinstance(told, UnsupportedState) else told.tree
-    return First(id(value), _digest(name, value, views), text_of(value), tree)
+    return First(id(value), _as_it_is(name, value, views), text_of(value), tree)
 
 
-def _digest(name: str, value: Any, views: Views) -> str:
-    found = described(name, value, views.identities)
-    return f"id {id(value)}" if isinstance(found, UnsupportedState) else tree_digest(found.tree)
+def _as_it_is(name: str, value: Any, views: Views) -> Any:
+    found = described(name, value, views.identities, tells_owners=True)
+    return {"reference": f"id {id(value)}"} if isinstance(found, UnsupportedState) else found.tree
 
 
-def described(name: str, value: Any, references: References) -> Description | UnsupportedState:
+def described(
+    name: str, value: Any, references: References, *, tells_owners: bool = False
+) -> Description | UnsupportedState:
     """Describe an attribute; return the error if it can't be looked into."""
     if is_scheduler(value) and references.name(value) is None:
         return UnsupportedState("it has state, and is not registered", where=name, found=type_name(value))
     try:
-        return describe(value, name, references)
+        return describe(value, name, references, tells_owners=tells_owners)
     except UnsupportedState as error:
         return error
     except Exception as error:  # code of others runs here: `__getattr__`, properties of slots
@@ -254,7 +267,11 @@ def has_moved(first: First | None, name: str, value: Any, tree: Any, views: View
         return True
     if is_reference(tree):
         return first.identity != id(value)
-    return first.digest != _digest(name, value, views)
+    names = views.registered
+    before, now = (
+        without_owners(each, names.at, names.keeps_at) for each in (first.tree, _as_it_is(name, value, views))
+    )
+    return not same(before, now)
 
 
 def is_reference(tree: Any) -> bool:
@@ -345,7 +362,7 @@ def remember_attributes(optimizer: Optimizer, names: Mapping[int, str], register
         )  # fmt: skip
 
 
-_NO_VIEWS = Views(Registered({}, {}), Registered({}, {}))
+_NO_VIEWS = Views(NOTHING, NOTHING, NOTHING)
 
 
 def capture_attributes(
@@ -372,7 +389,7 @@ def capture_attributes(
 def _told_and_hidden(
     optimizer: Optimizer, names: Mapping[int, str], registered: Registered | None
 ) -> tuple[dict[str, Any], list[Hidden]]:
-    own, kept = own_attributes(optimizer), registered or Registered({}, {})
+    own, kept = own_attributes(optimizer), registered or NOTHING
     seen = _memory.get(optimizer)
     if not own and (seen is None or not seen.attributes):
         if seen is None:
@@ -408,8 +425,8 @@ def moved(first: First | None, value: Any) -> str:
 
 
 def _why_unknown(error: UnsupportedState, value: Any) -> str:
-    place = f", at {error.where}" if error.found != type_name(value) else ""
-    return f"{type_name(value)}, which can't be looked into: {error.found}{place}"
+    place = f": {error.found}, at {error.where}" if error.found != type_name(value) else ""
+    return f"{type_name(value)}: {error.what}{place}"
 
 
 def check_attributes(
@@ -425,7 +442,7 @@ def check_attributes(
         UnsupportedState: If an attribute can't be looked into.
     """
     known = known_configuration(optimizer, scope) or {}
-    now = {**known, **_told_now(optimizer, names, registered or Registered({}, {}), scope)}
+    now = {**known, **_told_now(optimizer, names, registered or NOTHING, scope)}
     yield from attribute_findings(record or {}, now, scope, lambda name: name not in known)
 
 

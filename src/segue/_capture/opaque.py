@@ -105,7 +105,7 @@ def capture_opaque(
         One copy of its state; where it holds torch optimizers, two copies of theirs, and a checksum of each tensor.
     """
     for place, optimizer in torch_optimizers(value).items():
-        refuse_hidden_state(optimizer, f"{scope} {place}".strip())
+        refuse_hidden_state(optimizer, _place(scope, place))
     state = capture_object(value, scope)
     attributes = None
     if state.kind == "state_dict":
@@ -213,7 +213,7 @@ def _refuse_lost_state(value: Any, saved: Saved, names: ParameterNames, scope: s
     """Raise if a tensor that a torch optimizer inside keeps is nowhere in what its holder saves."""
     for place, optimizer in torch_optimizers(value).items():
         for parameter, slots in optimizer.state.items():
-            where = f"{scope} {place} {names.get(id(parameter), 'a parameter')}"
+            where = _place(scope, place, names.get(id(parameter), "a parameter"))
             if not all(saved.has_all_of(_frozen(tensor, where)) for tensor in _tensors(slots)):
                 raise _lost("what the torch optimizer in it keeps", where, value)
 
@@ -230,8 +230,12 @@ def _refuse_lost_options(value: Any, saved: Saved, scope: str) -> None:
                 is_as_built = key in before and same(before[key], option)
                 if not is_as_built and not saved.has_entry(key, option):
                     raise _lost(
-                        "an option that has moved", f"{scope} {place} group {index} {key}".strip(), value
+                        "an option that has moved", _place(scope, place, f"group {index} {key}"), value
                     )
+
+
+def _place(*parts: str) -> str:
+    return " ".join(filter(None, parts))
 
 
 def _lost(what: str, where: str, value: object) -> UnsupportedState:
@@ -274,6 +278,10 @@ def check_opaque(
     yield from _group_findings(record.groups, _group_names(value, names), scope)
     if before.kind == "state_dict":
         parts = record.attributes or {}
+        for name in sorted(parts.get("kept", {}).keys() ^ _kept(value).keys()):
+            sides = ("kept", "not kept") if name in parts.get("kept", {}) else ("not kept", "kept")
+            what = "an attribute is state on one side only"
+            yield difference(scope, f"attribute.{name}", what, f"{scope} {name}", *sides)
         asked_for = {**_known_configurations(value, scope), **_asked_for(value, names, registered)}
         live = {path: tree for path, tree in asked_for.items() if path not in parts.get("moved", {})}
         yield from attribute_findings(parts.get("configured", {}), live, scope, lambda path: True)

@@ -35,7 +35,11 @@ class Registered:
 
     def keeps(self, owner: object, name: str) -> bool:
         """Tell whether an attribute of an object, or an entry of a dictionary, is a component of its own."""
-        return any(not names or name in names for names in self._kept.get(id(owner), ()))
+        return self.keeps_at(id(owner), name)
+
+    def keeps_at(self, address: int, name: str) -> bool:
+        """Tell the same of what has this `id`."""
+        return any(not names or name in names for names in self._kept.get(address, ()))
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -98,13 +102,13 @@ class Identities:
     Args:
         kinds: Their classes.
         objects: Others, by `id`.
-        registered: What is left out, since it is a component of its own.
+        groups: Dictionaries whose `params` are left out, by `id`.
     """
 
-    def __init__(self, kinds: tuple[type, ...], objects: Container[int], registered: Registered) -> None:
+    def __init__(self, kinds: tuple[type, ...], objects: Container[int], groups: Container[int]) -> None:
         self._kinds = kinds
         self._objects = objects
-        self._registered = registered
+        self._groups = groups
 
     def name(self, value: object) -> str | None:
         """Return the identity of an object that counts as a whole."""
@@ -115,5 +119,5 @@ class Identities:
         return f"id {address}" if address in self._objects else None
 
     def keeps(self, owner: object, name: str) -> bool:
-        """Tell whether an attribute of an object, or an entry of a dictionary, is left out."""
-        return self._registered.keeps(owner, name)
+        """Tell whether a part is left out: nothing that is registered now, since others may be later."""
+        return name == "params" and id(owner) in self._groups

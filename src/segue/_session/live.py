@@ -167,7 +167,7 @@ def refuse_wrong_kinds(live: LiveTraining) -> None:
         refuse_no_optimizer(optimizer, f"optimizer.{name}")
     for name, scheduler in live.schedulers.items():
         if not is_scheduler(scheduler):
-            raise _not_supported("a scheduler must be a torch LRScheduler", f"scheduler.{name}", scheduler)
+            raise _no_scheduler(name, scheduler)
         if id(scheduler.optimizer) not in live.optimizer_names():
             raise _drives_another(scheduler.optimizer, name, live)
     if live.accumulator is not None:
@@ -199,6 +199,13 @@ def _drives_another(optimizer: object, scheduler: str, live: LiveTraining) -> Un
         )
     hint = "make it for the torch optimizer inside, as before `accelerator.prepare`" if is_known else None
     return UnsupportedState(what, where=f"scheduler.{scheduler}", found=found, hint=hint)
+
+
+def _no_scheduler(name: str, value: object) -> UnsupportedState:
+    error = _not_supported("a scheduler must be a torch LRScheduler", f"scheduler.{name}", value)
+    if is_scheduler(getattr(value, "scheduler", None)):  # accelerate's
+        error.hint = "hand in the one inside: `scheduler.scheduler`"
+    return error
 
 
 def _not_supported(what: str, where: str, value: object) -> UnsupportedState:
