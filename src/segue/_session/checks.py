@@ -21,6 +21,7 @@ from segue._session.live import LiveTraining, parameter_names
 from segue._session.one_sided import one_sided_names, recorded_modules, without_gone
 from segue._session.refusals import refuse_other_version
 from segue._session.schedules import Schedules
+from segue._session.walked import walked_once
 from segue.errors import (
     ComponentMismatch,
     ContractMismatch,
@@ -44,6 +45,7 @@ def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]
     """
     refuse_other_version(record)
     _refuse_callers_form(record)
+    live = walked_once(live)
     findings = [finding for check in _CHECKS for finding in check(record, live)]
     return sorted(
         findings, key=lambda finding: _FIRST.index(finding.error) if finding.error in _FIRST else len(_FIRST)

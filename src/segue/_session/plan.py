@@ -17,14 +17,17 @@ from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import plan_module
 from segue._capture.opaque import ask
 from segue._capture.optimizer import plan_optimizer
+from segue._capture.scaler import with_accepted_factors
 from segue._capture.writes import Write, run_all, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import TrainingRecord
+from segue._record.tree import same
 from segue._session.callers_model import callers_record
 from segue._session.checks import check_model
 from segue._session.live import LiveTraining, parameter_names
 from segue._session.one_sided import recorded_modules, shared_part
 from segue._session.schedules import Schedules
+from segue._session.walked import walked_once
 from segue.errors import (
     MismatchError,
     RestoreInterrupted,
@@ -39,24 +42,25 @@ class RestorePlan:
         self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
     ) -> None:
         refuse_inexact_record(record)
+        self._live = live
+        live = walked_once(live)
         self._schedules = Schedules(record, live)
         record = in_own_dtypes(shared_part(record, live))
         self._record = record
-        self._live = live
         # The streams first: reading the undo copies runs code of others, which may draw.
         self._streams_before = None if live.rng is None else live.rng.capture()
-        self._objects = _objects(record, live)
+        self._objects = _objects(record, live, accepted)
         self.has_written = False
         self._accepted = frozenset(accepted)
         try:
-            self._writes = list(self._plan(clock))
+            self._writes = list(self._plan(live, clock))
         finally:  # functions of the program that decide a schedule may have drawn
             self._put_streams_back()
         self._targets = _targets(record, live)
         self._scratch = scratch_for(self._writes)
 
-    def _plan(self, clock: ScheduleClock) -> Iterator[Write]:
-        record, live, accepted, schedules = self._record, self._live, self._accepted, self._schedules
+    def _plan(self, live: LiveTraining, clock: ScheduleClock) -> Iterator[Write]:
+        record, accepted, schedules = self._record, self._accepted, self._schedules
         parameters = live.parameters()
         names = parameter_names(parameters)
         for name, component in record.components.items():
@@ -140,11 +144,12 @@ class RestorePlan:
             raise error
 
     def _put_streams_back(self) -> None:
-        if self._live.rng is not None and self._streams_before is not None:
-            run_all(self._live.rng.plan(self._streams_before))
+        rng, before = self._live.rng, self._streams_before
+        if rng is not None and before is not None and not same(rng.capture(), before):
+            run_all(rng.plan(before))
 
 
-def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
+def _objects(record: TrainingRecord, live: LiveTraining, accepted: Collection[str]) -> ObjectRestore:
     """Make the restore of what can only be asked: the caller's model, optimizers, then components, which may draw."""
     opaque = record.opaque_optimizers or {}
     names, registered = parameter_names(live.parameters()), live.registered()
@@ -154,7 +159,9 @@ def _objects(record: TrainingRecord, live: LiveTraining) -> ObjectRestore:
     }
     optimizers = {scope: record for scope, (record, _) in asked.items()}
     components = {
-        f"component.{name}": record.components[name]
+        f"component.{name}": with_accepted_factors(
+            record.components[name], live.components[name], f"component.{name}", accepted
+        )
         for name in streams_last(record.components)
         if record.components[name].module is None
     }
