@@ -266,3 +266,69 @@ def test_b33_between_unscaling_and_update_nothing_is_captured_or_restored(moment
         assert run.look() == before
     run.scaler.update()
     run.training.restore(record)
+
+
+FACTORS = {
+    "growth_interval": (3, 5, lambda scaler: scaler.set_growth_interval(5)),
+    "growth_factor": (2.0, 4.0, lambda scaler: scaler.set_growth_factor(4.0)),
+    "backoff_factor": (0.5, 0.25, lambda scaler: scaler.set_backoff_factor(0.25)),
+}
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_b33_another_factor_in_the_program_is_refused_and_the_program_s_when_accepted(factor, tmp_path):
+    then, now, set_by_hand = FACTORS[factor]
+    run = Windows("AdamW")
+    for number in range(15):
+        run.microbatch(number)
+    record = stored(run.training.capture(step=7), tmp_path)
+    edited = Windows("AdamW", **{factor: now})
+    before = edited.look()
+    for act in (edited.training.check, edited.training.restore):
+        with pytest.raises(ComponentMismatch) as caught:
+            act(record)
+        [finding] = caught.value.findings
+        assert (finding.code, finding.expected, finding.found) == (f"component.scaler.{factor}", then, now)
+        assert f'resume(accept=["component.scaler.{factor}"])' in str(caught.value)
+        assert edited.look() == before
+    for _ in range(2):
+        edited.training.restore(record, accept=[finding.code])
+        # As if the run had set it by hand, here and now.
+        set_by_hand(run.scaler)
+        assert edited.look() == run.look()
+    later = stored(edited.training.capture(), tmp_path)
+    assert later.lineage[-1]["accepted"] == [finding.code]
+    rest = [run.microbatch(number) for number in range(15, 2 * STEPS)]
+    assert [edited.microbatch(number) for number in range(15, 2 * STEPS)] == rest
+    assert edited.look() == run.look()
+    # From now on it is what the program asks for, and the one before is another.
+    Windows("AdamW", **{factor: now}).training.restore(later)
+    unedited = Windows("AdamW")
+    before = unedited.look()
+    with pytest.raises(ComponentMismatch):
+        unedited.training.restore(later)
+    assert unedited.look() == before
+
+
+def test_b33_factors_are_compared_with_what_was_asked_for_not_with_what_the_run_has_set(tmp_path):
+    run = Windows("AdamW")
+    for _, _, set_by_hand in FACTORS.values():
+        set_by_hand(run.scaler)
+    record = run.training.capture()
+    plain = Windows("AdamW").training.capture()
+    for once in range(2):  # written and read, again from a process that resumed
+        record = stored(record, tmp_path)
+        again = Windows("AdamW")
+        again.training.restore(record)
+        assert factors(again.scaler) == factors(run.scaler) == (4.0, 0.25, 5), once
+        record = again.training.capture()
+    # A program that asks for what the run has arrived at is no other; one that asks for a third thing is.
+    Windows("AdamW", growth_factor=4.0, backoff_factor=0.25, growth_interval=5).training.restore(record)
+    with pytest.raises(ComponentMismatch) as caught:
+        Windows("AdamW", growth_interval=7).training.restore(record)
+    [finding] = caught.value.findings
+    assert (finding.expected, finding.found) == (3, 7)
+    assert record.components["scaler"].configured == {
+        "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3,
+    }  # fmt: skip
+    assert plain.components["scaler"].configured is None

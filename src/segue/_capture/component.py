@@ -20,6 +20,7 @@ from segue._capture.deferred import deferring
 from segue._capture.module import capture_module, check_module
 from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
+from segue._capture.scaler import check_factors, configured_factors
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import class_name, is_of_class, type_name
 from segue._record.sections import ComponentRecord
@@ -148,7 +149,8 @@ def capture_object(value: Any, scope: str) -> ComponentRecord:
     with deferring(None):  # the object's own code may capture by itself, and read what it got
         if isinstance(value, Component):
             return ComponentRecord("component", type_name(value), None, freeze(value.capture(), scope))
-        return ComponentRecord("state_dict", type_name(value), None, freeze(value.state_dict(), scope))
+        tree = freeze(value.state_dict(), scope)
+        return ComponentRecord("state_dict", type_name(value), None, tree, configured_factors(value, tree))
 
 
 def refuse_scaler_in_flight(value: object, scope: str) -> None:
@@ -195,6 +197,8 @@ def check_component(record: ComponentRecord, value: Any, name: str, shares: Any 
             scope,
             *sides,
         )
+    elif isinstance(value, torch.amp.GradScaler) and record.kind == "state_dict":
+        yield from check_factors(record, value, scope)
     elif record.kind == "component":
         for clause in value.check(thaw(record.tree)) or ():
             yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)

@@ -151,6 +151,8 @@ class ComponentRecord:
     """The state of a component that is a module."""
     tree: Any
     """The state of any other; of a module, what it shares with other modules, or `None`."""
+    configured: Any = added(since=3)
+    """Of a gradient scaler, the factors that the program asked for where the run has others by now."""
 
     def __post_init__(self) -> None:
         """Refuse a module whose sharing is not told as capture tells it: check and rename read it."""

@@ -19,6 +19,7 @@ from segue._capture.opaque import bind_opaque, refuse_no_optimizer, torch_optimi
 from segue._capture.owners import inner_schedulers
 from segue._capture.registered import NOTHING, Registered
 from segue._capture.rng import RngStreams
+from segue._capture.scaler import bind_scaler
 from segue._capture.scheduler import is_scheduler
 from segue._capture.sharing import shared_between
 from segue._capture.staging import plain_parts, type_name
@@ -129,7 +130,7 @@ class LiveTraining:
 
 
 def remember_all(live: LiveTraining) -> None:
-    """Remember what optimizers keep in attributes, the first time that each is seen."""
+    """Remember what optimizers keep in attributes, and factors of gradient scalers, the first time that each is seen."""
     any_own = live.opaque or any(own_attributes(optimizer) for optimizer in live.optimizers.values())
     names = parameter_names(live.parameters()) if any_own else {}
     registered = live.registered() if any_own else NOTHING
@@ -137,6 +138,8 @@ def remember_all(live: LiveTraining) -> None:
         remember_attributes(optimizer, names, registered)
     for value in live.opaque.values():
         bind_opaque(value, names, registered)
+    for component in live.components.values():
+        bind_scaler(component)
 
 
 def parameter_names(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
