@@ -19,8 +19,9 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 import segue
 from segue import StateOf, Training
+from segue._capture.attributes import base_attributes
 from segue._capture.description import describe
-from segue._capture.hidden import base_attributes, remembered, seen_before
+from segue._capture.first_seen import remembered, seen_of
 from segue._capture.registered import NOTHING
 from segue.errors import OptimizerMismatch, UnsupportedState
 from tests.cases.state import live
@@ -422,8 +423,8 @@ def test_state_that_is_keyed_by_the_id_of_something_is_refused():
 
 def test_what_is_remembered_goes_with_the_optimizer_and_is_of_it_alone():
     _, optimizer, training = made(count=1)
-    assert seen_before(optimizer)
-    assert not seen_before(Own([nn.Parameter(torch.zeros(1))]))
+    assert seen_of(optimizer) is not None
+    assert seen_of(Own([nn.Parameter(torch.zeros(1))])) is None
     del optimizer, training
     gc.collect()
     for _ in range(20):  # many of these lie where an earlier one was

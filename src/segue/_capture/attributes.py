@@ -15,15 +15,18 @@ only ever reads them, so they are stored with each parameter, and put back as th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from segue._capture.plain import freeze
 from segue._capture.staging import type_name
+from segue._capture.state_of import all_names
 from segue._record.subclass import is_imported_class
 from segue.errors import UnsupportedState
 
@@ -112,6 +115,29 @@ def _admitted(optimizer: Optimizer) -> tuple[_Admitted, type] | None:
             if is_imported_class(cls, entry.class_name):
                 return entry, cls
     return None
+
+
+# Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
+# devices; `step`, which schedulers wrap, and the mark that they leave.
+MARKS = frozenset({"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"})
+# Views of the groups that LBFGS keeps; nothing that isn't derived.
+_DERIVED: dict[type, frozenset[str]] = {torch.optim.LBFGS: frozenset({"_params", "_numel_cache"})}
+
+
+@functools.cache
+def base_attributes() -> frozenset[str]:
+    """Return the attributes that every torch optimizer has, and the marks.
+
+    Not at import: making the first optimizer of a process imports torch._dynamo, which takes a second (torch 2.13).
+    """
+    return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))) | MARKS
+
+
+def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer that neither torch gives it, nor a class that is known."""
+    derived = _DERIVED.get(type(optimizer), frozenset())
+    ours = base_attributes() | derived | known_attributes(optimizer)
+    return {name: getattr(optimizer, name) for name in all_names(optimizer) if name not in ours}
 
 
 def known_attributes(optimizer: Optimizer) -> frozenset[str]:

@@ -8,23 +8,14 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from segue._capture.attributes import unsaved_of
+from segue._capture.attributes import MARKS, own_attributes, unsaved_of
 from segue._capture.description import Description
-from segue._capture.hidden import (
-    MARKS,
-    First,
-    Hidden,
-    Seen,
-    Views,
-    described,
-    has_moved,
-    own_attributes,
-    remembered,
-    views_of,
-)
+from segue._capture.first_seen import First, Seen, has_moved, remembered
+from segue._capture.hidden import Hidden
 from segue._capture.owners import inner_optimizers, inner_schedulers
 from segue._capture.registered import Registered
 from segue._capture.state_of import all_names
+from segue._capture.views import Views, described, views_of
 from segue.errors import UnsupportedState
 
 

@@ -27,6 +27,7 @@ from segue._capture.deferred import deferring
 from segue._capture.plain import entry, freeze
 from segue._capture.staging import type_name
 from segue._capture.state_of import all_names
+from segue._capture.visible import shows_all
 from segue._record.digest import tree_digest
 from segue._record.tree import SCALARS
 from segue.errors import UnsupportedState
@@ -52,7 +53,6 @@ _MAX_DEPTH = 32
 _MAX_PARTS = 10_000
 _OWNER = "owner"
 _NO_ADDRESS = 1 << 20  # counters are below, objects above
-_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # of `type.__flags__`; a `class` statement makes the first kind
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -177,7 +177,7 @@ class _Describing:
     def _object(self, value: Any, where: str, above: tuple[int, ...]) -> Any:
         if isinstance(value, nn.Module | Optimizer):
             raise _unsupported("it has state, and is not registered", where, value)
-        if not _shows_all(value):
+        if not shows_all(value):
             raise _unsupported("it can't be looked into", where, value)
         attributes = {
             name: self.describe(getattr(value, name), f"{where}.{name}", above)
@@ -254,22 +254,6 @@ def _stream(value: Any, where: str) -> Any | None:
     else:
         return None
     return {"stream": type_name(value), "state": tree_digest(freeze(state, where))}
-
-
-def _shows_all(value: object) -> bool:
-    """Tell whether an object is of a class written in Python, whose state is in its attributes."""
-    return type(value) is types.SimpleNamespace or all(
-        _is_written_in_python(cls) for cls in type(value).__mro__ if cls is not object
-    )
-
-
-def _is_written_in_python(cls: type) -> bool:
-    # A type written in C holds its state in memory of its own: beyond that of its base, and of a dictionary, of weak
-    # references and slots.
-    own_bytes = cls.__basicsize__ - (cls.__base__ or object).__basicsize__
-    slots = vars(cls).get("__slots__", ())
-    words = 2 + (1 if isinstance(slots, str) else len(slots))
-    return bool(cls.__flags__ & _HEAP_TYPE) and not cls.__flags__ & _IMMUTABLE_TYPE and own_bytes <= 8 * words
 
 
 def _unsupported(what: str, where: str, value: object) -> UnsupportedState:

@@ -17,277 +17,21 @@ for the first time after the last save.
 
 from __future__ import annotations
 
-import functools
-import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
 from torch.optim import Optimizer
 
-from segue._capture.attributes import known_attributes, known_configuration
-from segue._capture.description import Description, References, describe, without_owners
+from segue._capture.attributes import known_configuration, own_attributes
+from segue._capture.description import Description
+from segue._capture.first_seen import First, has_moved, has_stepped, remembered, seen_of, text_of
 from segue._capture.plain import freeze
-from segue._capture.registered import NOTHING, Identities, Registered
-from segue._capture.scheduler import is_scheduler
+from segue._capture.registered import NOTHING, Registered
 from segue._capture.staging import type_name
-from segue._capture.state_of import all_names
-from segue._record.tree import SCALARS, same
-from segue.errors import ABSENT, Finding, OptimizerMismatch, UnsupportedState, shown
-
-# Two marks of fused optimizers, which follow from the option `fused` and from whether the first step has looked at
-# devices; `step`, which schedulers wrap, and the mark that they leave.
-MARKS = frozenset({"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"})
-# Views of the groups that LBFGS keeps; nothing that isn't derived.
-_DERIVED: dict[type, frozenset[str]] = {torch.optim.LBFGS: frozenset({"_params", "_numel_cache"})}
-_MAX_SHOWN = 60
-
-
-@functools.cache
-def base_attributes() -> frozenset[str]:
-    """Return the attributes that every torch optimizer has, and the marks.
-
-    Not at import: making the first optimizer of a process imports torch._dynamo, which takes a second (torch 2.13).
-    """
-    return frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))) | MARKS
-
-
-def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the attributes of an optimizer that neither torch gives it, nor a class that is known."""
-    derived = _DERIVED.get(type(optimizer), frozenset())
-    ours = base_attributes() | derived | known_attributes(optimizer)
-    return {name: getattr(optimizer, name) for name in all_names(optimizer) if name not in ours}
-
-
-@dataclass(frozen=True)
-class First:
-    """What an attribute was when its owner was first seen."""
-
-    identity: int
-    tree: Any
-    """As this process tells it, by the identity of what is captured elsewhere."""
-    text: str
-    """For people."""
-    told: Any
-    """As a record tells it; `ABSENT` for what can't be looked into."""
-
-
-@dataclass
-class Seen:
-    """What is remembered of an optimizer."""
-
-    attributes: dict[str, First] = field(default_factory=dict)
-    has_state: bool = False
-    """Whether it had stepped by then: what has moved before, nobody knows."""
-
-
-class _Memory:
-    """Remembers by identity, for as long as an object lives: some can't be hashed."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, tuple[weakref.ref[Any], Seen]] = {}
-
-    def get(self, owner: object) -> Seen | None:
-        found = self._by_id.get(id(owner))
-        return found[1] if found is not None and found[0]() is owner else None
-
-    def put(self, owner: object, seen: Seen) -> None:
-        key = id(owner)
-        try:
-            reference = weakref.ref(owner, lambda _: self._by_id.pop(key, None))
-        except TypeError:  # an object with `__slots__`: it is seen for the first time each time
-            return
-        self._by_id[key] = (reference, seen)
-
-
-_memory = _Memory()
-
-
-def seen_before(owner: object) -> bool:
-    """Tell whether an object's attributes are remembered already."""
-    return _memory.get(owner) is not None
-
-
-def remembered(owner: object, attributes: Mapping[str, Any], views: Views, *, has_state: bool) -> Seen:
-    """Return what is remembered of an object's attributes; now is the first time, if there was none before."""
-    seen = _memory.get(owner)
-    if seen is None:
-        firsts = {name: _first(name, value, views) for name, value in attributes.items()}
-        seen = Seen(firsts, has_state)
-        _memory.put(owner, seen)
-    return seen
-
-
-def has_stepped(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer has state that a step has made: some make theirs as they are built, with a count of 0."""
-    if "_opt_called" in vars(optimizer):
-        return True
-    return any(slots and not _is_new(slots) for slots in optimizer.state.values())
-
-
-def _is_new(slots: Any) -> bool:
-    step = slots.get("step") if isinstance(slots, dict) else None
-    return step is not None and float(step) == 0
-
-
-@dataclass(frozen=True)
-class Views:
-    """How the attributes of one optimizer are looked at: within this process, and for a record."""
-
-    identities: References
-    told: References
-    registered: Registered
-
-
-def views_of(optimizers: Mapping[str, Any], names: Mapping[int, str], registered: Registered) -> Views:
-    """Make the views of the attributes of optimizers.
-
-    Args:
-        optimizers: Torch optimizers, or objects that have `param_groups` and `state` as they have, by where they are: that
-            which was handed in is at the empty place.
-        names: Of the parameters of all registered modules, by `id`.
-        registered: What else a training restores.
-    """
-    places = {key: f"parameter {name}" for key, name in names.items()}
-    if len(optimizers) == 1:  # others inside it are among them, and have places of their own
-        places |= _passing_on(next(iter(optimizers.values())))
-    # What is one object is called by its first place.
-    for place, optimizer in reversed(list(optimizers.items())):
-        prefix = f"{place} " if place else ""
-        places |= {key: prefix + name for key, name in _places(optimizer, names)}
-    kinds = (nn.Module, Optimizer, nn.Parameter)
-    groups = frozenset(id(group) for optimizer in optimizers.values() for group in _groups(optimizer))
-    return Views(Identities(kinds, places, groups), _Told(places, groups, registered), registered)
-
-
-class _Told:
-    def __init__(self, places: Mapping[int, str], groups: Container[int], registered: Registered) -> None:
-        self._places = places
-        self._groups = groups
-        self._registered = registered
-
-    def name(self, value: object) -> str | None:
-        return self._places.get(id(value)) or self._registered.name(value)
-
-    def at(self, address: int) -> str | None:
-        return self._places.get(address) or self._registered.at(address)
-
-    def keeps(self, owner: object, name: str) -> bool:
-        is_members = name == "params" and id(owner) in self._groups  # which are compared by name
-        return is_members or self._registered.keeps(owner, name)
-
-
-def _groups(optimizer: Any) -> list[Any]:
-    """Return the groups of an optimizer, or of an object that has such."""
-    groups = getattr(optimizer, "param_groups", ())
-    return list(groups) if isinstance(groups, list | tuple) else []
-
-
-def _places(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[int, str]]:
-    """Yield everything in an optimizer that stays where it is, by `id`."""
-    yield id(optimizer), "itself"
-    if not isinstance(optimizer, Optimizer):  # the groups and state of another object are attributes like any
-        return
-    for attribute in ("param_groups", "defaults", "state"):
-        held = getattr(optimizer, attribute, None)
-        if isinstance(held, dict | list):
-            yield id(held), attribute
-    state = getattr(optimizer, "state", {})
-    for index, group in enumerate(_groups(optimizer)):
-        if isinstance(group, dict):
-            yield id(group), f"group {index}"
-            yield id(group.get("params")), f"members of group {index}"
-            yield from _tensors(group, f"group {index}")
-    for parameter, slots in state.items() if isinstance(state, dict) else ():
-        if isinstance(slots, dict):
-            name = names.get(id(parameter), "a parameter")
-            yield id(slots), f"state of {name}"
-            yield from _tensors(slots, f"state of {name}")
-
-
-def _passing_on(optimizer: Any) -> dict[int, str]:
-    """Return the optimizers that one holds which step its own groups, and keep nothing to themselves."""
-    return {
-        id(held): f"{type_name(held)} over its groups"
-        for held in getattr(optimizer, "__dict__", {}).values()
-        if isinstance(held, Optimizer)
-        and held.param_groups is getattr(optimizer, "param_groups", None)
-        and (not held.state or held.state is getattr(optimizer, "state", None))
-        and not own_attributes(held)
-        and not known_attributes(held)
-    }
-
-
-def _tensors(holder: dict[Any, Any], where: str) -> Iterator[tuple[int, str]]:
-    for key, value in holder.items():
-        if isinstance(value, torch.Tensor):
-            yield id(value), f"{where} {key}"
-
-
-def _first(name: str, value: Any, views: Views) -> First:
-    told = described(name, value, views.told)
-    tree = ABSENT if isinstance(told, UnsupportedState) else told.tree
-    return First(id(value), _as_it_is(name, value, views), text_of(value), tree)
-
-
-def _as_it_is(name: str, value: Any, views: Views) -> Any:
-    found = described(name, value, views.identities, tells_owners=True)
-    return {"reference": f"id {id(value)}"} if isinstance(found, UnsupportedState) else found.tree
-
-
-def described(
-    name: str, value: Any, references: References, *, tells_owners: bool = False
-) -> Description | UnsupportedState:
-    """Describe an attribute; return the error if it can't be looked into."""
-    if is_scheduler(value) and references.name(value) is None:
-        return UnsupportedState("it has state, and is not registered", where=name, found=type_name(value))
-    try:
-        return describe(value, name, references, tells_owners=tells_owners)
-    except UnsupportedState as error:
-        return error
-    except Exception as error:  # code of others runs here: `__getattr__`, properties of slots
-        return UnsupportedState(
-            f"it can't be looked into: {type(error).__name__}", where=name, found=type_name(value)
-        )
-
-
-def has_moved(first: First | None, name: str, value: Any, tree: Any, views: Views) -> bool:
-    """Tell whether an attribute is another than it was.
-
-    Args:
-        first: What it was; `None` if it was not there.
-        name: What it is called.
-        value: What it is.
-        tree: How a record tells that.
-        views: How it is looked at.
-    """
-    if first is None:
-        return True
-    if is_reference(tree):
-        return first.identity != id(value)
-    names = views.registered
-    before, now = (
-        without_owners(each, names.at, names.keeps_at) for each in (first.tree, _as_it_is(name, value, views))
-    )
-    return not same(before, now)
-
-
-def is_reference(tree: Any) -> bool:
-    """Tell whether a description only names what is restored elsewhere."""
-    return type(tree) is dict and tree.keys() == {"reference"}
-
-
-def text_of(value: Any) -> str:
-    """Show what an attribute is, in few characters."""
-    if isinstance(value, torch.Tensor) and value.numel() > 4:
-        return f"{str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    if type(value) in SCALARS or isinstance(value, torch.Tensor | list | tuple | dict):
-        text = shown(value.tolist() if isinstance(value, torch.Tensor) else value)
-        if len(text) <= _MAX_SHOWN:
-            return text
-    return type_name(value)
+from segue._capture.views import NO_VIEWS, described, views_of
+from segue._record.tree import same
+from segue.errors import ABSENT, Finding, OptimizerMismatch, UnsupportedState
 
 
 @dataclass(frozen=True)
@@ -355,14 +99,11 @@ def _can_be_kept(owner: object, name: str) -> bool:
 def remember_attributes(optimizer: Optimizer, names: Mapping[int, str], registered: Registered) -> None:
     """Remember what the attributes of a torch optimizer are, the first time it is seen in this process."""
     own = own_attributes(optimizer)
-    if not seen_before(optimizer):
+    if seen_of(optimizer) is None:
         remembered(
-            optimizer, own, views_of({"": optimizer}, names, registered) if own else _NO_VIEWS,
+            optimizer, own, views_of({"": optimizer}, names, registered) if own else NO_VIEWS,
             has_state=has_stepped(optimizer),
         )  # fmt: skip
-
-
-_NO_VIEWS = Views(NOTHING, NOTHING, NOTHING)
 
 
 def capture_attributes(
@@ -390,7 +131,7 @@ def _told_and_hidden(
     optimizer: Optimizer, names: Mapping[int, str], registered: Registered | None
 ) -> tuple[dict[str, Any], list[Hidden]]:
     own, kept = own_attributes(optimizer), registered or NOTHING
-    seen = _memory.get(optimizer)
+    seen = seen_of(optimizer)
     if not own and (seen is None or not seen.attributes):
         if seen is None:
             remember_attributes(optimizer, names, kept)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from segue._capture.attributes import refuse_hidden_state, saves_as_known, table_slots
-from segue._capture.hidden import capture_attributes, check_attributes, own_attributes
+from segue._capture.attributes import own_attributes, refuse_hidden_state, saves_as_known, table_slots
+from segue._capture.hidden import capture_attributes, check_attributes
 from segue._capture.membership import (
     are_strangers,
     match_groups,

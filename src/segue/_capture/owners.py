@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from segue._capture.hidden import base_attributes
+from segue._capture.attributes import base_attributes
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import is_plain, plain_parts, type_name

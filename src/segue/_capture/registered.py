@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -94,30 +94,3 @@ def _numbers(tree: Any) -> Iterator[int]:
 
 NOTHING = Registered({}, {})
 """Of an optimizer that is captured alone."""
-
-
-class Identities:
-    """Tells objects apart by what they are, within one process: those whose content is captured elsewhere.
-
-    Args:
-        kinds: Their classes.
-        objects: Others, by `id`.
-        groups: Dictionaries whose `params` are left out, by `id`.
-    """
-
-    def __init__(self, kinds: tuple[type, ...], objects: Container[int], groups: Container[int]) -> None:
-        self._kinds = kinds
-        self._objects = objects
-        self._groups = groups
-
-    def name(self, value: object) -> str | None:
-        """Return the identity of an object that counts as a whole."""
-        return f"id {id(value)}" if id(value) in self._objects or isinstance(value, self._kinds) else None
-
-    def at(self, address: int) -> str | None:
-        """Return the identity of what has this `id`, if it counts as a whole."""
-        return f"id {address}" if address in self._objects else None
-
-    def keeps(self, owner: object, name: str) -> bool:
-        """Tell whether a part is left out: nothing that is registered now, since others may be later."""
-        return name == "params" and id(owner) in self._groups

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.asked import is_initialised
+from segue._capture.attributes import own_attributes
 from segue._capture.component import kind_of
 from segue._capture.gradients import PendingSource
-from segue._capture.hidden import own_attributes, remember_attributes
+from segue._capture.hidden import remember_attributes
 from segue._capture.naming import NamedTensor, named_tensors
 from segue._capture.opaque import bind_opaque, refuse_no_optimizer, torch_optimizers
 from segue._capture.owners import inner_schedulers
