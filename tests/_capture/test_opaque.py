@@ -46,14 +46,14 @@ def test_it_goes_on_with_the_same_bits(make, tmp_path):
     assert diff(training.capture(), training_2.capture()).identical
 
 
-def test_the_record_tells_who_steps_what_and_needs_the_third_version():
+def test_the_record_tells_who_steps_what_and_needs_the_fourth_version():
     model, optimizers, training = pair()
     record = training.capture()
     assert record.optimizers == {}
     assert list(record.opaque_optimizers) == ["a", "b"]
     assert record.opaque_optimizers["b"].groups == (("b.weight", "b.bias"),)
     assert record.opaque_optimizers["b"].state.kind == "state_dict"
-    assert needed_version(record) == 3
+    assert needed_version(record) == 4
     step(model, optimizers)
     assert any(item.section == "opaque_optimizers" for item in diff(record, training.capture()).differences)
 

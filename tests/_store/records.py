@@ -227,3 +227,21 @@ def third_version(seed: int = 0, **changes) -> TrainingRecord:
         precision="full",
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
+
+
+def fourth_version(seed: int = 0, **changes) -> TrainingRecord:
+    """A record with everything that version 4 of the format has and version 3 has not."""
+    plain = record(seed)
+    foreign = ComponentRecord("state_dict", "Foreign", None, {"velocity": tensor(seed=seed + 2)})
+    scaler = ComponentRecord("state_dict", "Scaler", None, {"scale": 8.0}, {"growth_factor": 2.0})
+    attributes = {
+        "configured": {"alpha": 0.5},
+        "moved": {"k": 3},
+        "kept": {"mode": "train", "mean": tensor(seed=seed)},
+    }
+    made = dataclasses.replace(
+        plain,
+        opaque_optimizers={"foreign": OpaqueOptimizerRecord(foreign, (("adapter",), ()), attributes)},
+        components={**plain.components, "scaler": scaler},
+    )
+    return dataclasses.replace(made, **changes)

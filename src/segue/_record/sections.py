@@ -151,7 +151,7 @@ class ComponentRecord:
     """The state of a component that is a module."""
     tree: Any
     """The state of any other; of a module, what it shares with other modules, or `None`."""
-    configured: Any = added(since=3)
+    configured: Any = added(since=4)
     """Of a gradient scaler, the factors that the program asked for where the run has others by now."""
 
     def __post_init__(self) -> None:
@@ -167,9 +167,9 @@ class OpaqueOptimizerRecord:
     state: ComponentRecord
     groups: tuple[tuple[str, ...], ...] | None
     """The members of its groups by name, in order; `None` where it doesn't say."""
-    attributes: Any = added(since=3)
+    attributes: Any = added(since=4)
     """What it keeps in attributes, dictionaries of trees: `configured`, compared at restore; `moved` since, which its own
-    loading has to put back; and `kept`, which are set. `None` where it keeps nothing."""
+    loading has to put back; `kept`, which are set; and `unseen`, with their classes. `None` where it keeps nothing."""
 
     @property
     def class_name(self) -> str:
@@ -191,7 +191,7 @@ class OpaqueOptimizerRecord:
 def _tells_attributes(tree: Any) -> bool:
     return (
         type(tree) is dict
-        and tree.keys() <= {"configured", "moved", "kept"}
+        and tree.keys() <= {"configured", "moved", "kept", "unseen"}
         and all(type(part) is dict and all(type(name) is str for name in part) for part in tree.values())
     )
 

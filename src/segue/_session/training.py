@@ -30,6 +30,7 @@ from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimize
 from segue._capture.staging import type_name
 from segue._record.rename import known_names, renamed
 from segue._record.sections import SchedulerRecord
+from segue._record.tree import copied
 from segue._session.bound_model import bound
 from segue._session.checks import find_mismatches
 from segue._session.counters import warn_of_stuck_counters
@@ -211,7 +212,7 @@ class Training:
             environment=capture_environment(),
             step=step,
             microbatch=microbatch,
-            lineage=self._lineage,
+            lineage=copied(self._lineage),
             opaque_optimizers=opaque or None,
         )
         warn_of_stuck_counters(record, stacklevel=3)
@@ -384,7 +385,7 @@ class Training:
             # Made first: what can't be made, as a tensor whose library is not imported, is refused while nothing has changed.
             state = record.state
             self._run(RestorePlan(record, self._live, self._clock, accepted))
-            self._lineage = record.lineage + _acceptance(record, accepted, effective)
+            self._lineage = copied(record.lineage) + _acceptance(record, accepted, effective)
             return state
 
     def _run(self, plan: RestorePlan) -> None:
