@@ -122,6 +122,8 @@ PAIRS = {
     "logger": (logging.getLogger("a"), logging.getLogger("b")),
     "function": (halved, doubled),
     "lambda": (lambda x: x, lambda x: x + 1),
+    "decorated function": (torch.no_grad()(halved), torch.no_grad()(doubled)),
+    "decorator": (torch.set_grad_enabled(True)(halved), torch.set_grad_enabled(False)(halved)),
     "partial": (functools.partial(halved, 1), functools.partial(halved, 2)),
     "builtin": (min, max),
     "method": (Helper(1).scaled, Helper(2).scaled),

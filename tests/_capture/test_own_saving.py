@@ -113,7 +113,7 @@ def test_it_is_asked_whole_and_goes_on_with_the_same_bits(make, dtype):
     assert list(record.opaque_optimizers) == ["optimizer"]
     assert record.optimizers == {}
     assert record.opaque_optimizers["optimizer"].groups == (("0.weight", "0.bias", "2.weight", "2.bias"),)
-    assert needed_version(record) == 3
+    assert needed_version(record) == (3 if record.opaque_optimizers["optimizer"].attributes is None else 4)
     if isinstance(other, OwnDictionary):
         assert other.count == 6
     if isinstance(other, OwnLoading):
@@ -509,6 +509,31 @@ def test_schedules_that_accelerate_wraps_and_such_around_its_optimizer_are_told(
     assert "accelerator.prepare" in caught.value.hint
     with pytest.raises(UnsupportedState, match="attached to an optimizer but not registered"):
         Training(model, prepared, around.scheduler).capture()
+
+
+def test_what_can_not_be_looked_into_is_an_objects_own_affair_and_only_told():
+    def make(params, lr):
+        optimizer = OwnMomentum(params, lr)
+        optimizer.source = None
+        return optimizer
+
+    model, optimizer, training = made(make)
+    optimizer.source = iter([1])  # as it is set by the first step, say
+    step(model, optimizer)
+    record = training.capture()
+    attributes = record.opaque_optimizers["optimizer"].attributes
+    assert attributes["unseen"] == {"source": "builtins.list_iterator"}
+    other_model, other, resumed = made(make, 1)
+    resumed.restore(record)
+    assert other.source is None
+    assert live(other_model, other) == live(model, optimizer)
+
+
+def test_what_torch_saves_alone_has_to_be_looked_into():
+    _, optimizer, training = made(OwnLoading)
+    optimizer.source = iter([1])
+    with pytest.raises(UnsupportedState, match=r"source \(builtins.list_iterator: it can't be looked into\)"):
+        training.capture()
 
 
 def test_a_record_whose_attributes_are_none_is_refused():

@@ -121,6 +121,11 @@ class _Describing:
         if isinstance(value, functools.partial):
             inside = (value.func, value.args, value.keywords)
             return {"partial": [self.describe(part, f"{where} partial", above) for part in inside]}
+        if _runs_under_context(value):
+            held = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
+            context, function = (held[name].cell_contents for name in ("ctx_factory", "func"))
+            parts = (getattr(context, "__self__", context), function)
+            return {"under": [self.describe(part, f"{where} decorated", above) for part in parts]}
         if isinstance(value, types.MethodType):
             return {"method": value.__func__.__qualname__, "of": self.describe(value.__self__, where, above)}
         if isinstance(value, set | frozenset):
@@ -222,6 +227,15 @@ def without_owners(
 
 def _is_kept(key: Any, owner: int, keeps_at: Callable[[int, Any], bool]) -> bool:
     return type(key) is str and keeps_at(owner, key)
+
+
+def _runs_under_context(value: object) -> bool:
+    """Tell whether a function is what `@torch.no_grad()` and its like make of one."""
+    return (
+        isinstance(value, types.FunctionType)
+        and value.__globals__.get("__name__") == "torch.utils._contextlib"
+        and set(value.__code__.co_freevars) == {"ctx_factory", "func"}
+    )
 
 
 def _of_class(value: Any, **parts: Any) -> Any:

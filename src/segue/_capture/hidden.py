@@ -146,7 +146,7 @@ def _told_and_hidden(
         description = described(name, value, views.told)
         first = seen.attributes.get(name)
         if isinstance(description, UnsupportedState):
-            hidden.append(Hidden(optimizer, name, name, _why_unknown(description, value)))
+            hidden.append(Hidden(optimizer, name, name, why_unknown(description, value)))
         elif has_moved(first, name, value, description.tree, views):
             hidden.append(Hidden(optimizer, name, name, moved(first, value)))
         elif is_late and description.leaves:
@@ -165,7 +165,8 @@ def moved(first: First | None, value: Any) -> str:
     return f"{before} -> {now}" if before != now else f"{now}, with other content than it had"
 
 
-def _why_unknown(error: UnsupportedState, value: Any) -> str:
+def why_unknown(error: UnsupportedState, value: Any) -> str:
+    """Say why an attribute can't be looked into."""
     place = f": {error.found}, at {error.where}" if error.found != type_name(value) else ""
     return f"{type_name(value)}: {error.what}{place}"
 
@@ -201,7 +202,7 @@ def _told_now(
         if not registered.keeps(optimizer, name)
     }
     hidden = [
-        Hidden(optimizer, name, name, _why_unknown(error, own[name]))
+        Hidden(optimizer, name, name, why_unknown(error, own[name]))
         for name, error in found.items()
         if isinstance(error, UnsupportedState)
     ]

@@ -26,7 +26,7 @@ from segue._capture.attributes import known_configuration, refuse_hidden_state, 
 from segue._capture.beside import Beside, attributes_beside, remember_beside
 from segue._capture.component import Component, capture_object
 from segue._capture.deferred import deferring
-from segue._capture.hidden import Hidden, attribute_findings, moved, refuse_hidden
+from segue._capture.hidden import Hidden, attribute_findings, moved, refuse_hidden, why_unknown
 from segue._capture.membership import membership_findings
 from segue._capture.optimizer import ParameterNames
 from segue._capture.options import bind_optimizer, configured_options, difference, options_of
@@ -122,14 +122,16 @@ def _capture_attributes(
 ) -> dict[str, Any] | None:
     """Tell what it keeps in attributes: as configured, moved and saved, or known to be state that it doesn't save.
 
-    What can't be looked into, of an object that saves itself, is its own affair.
+    What can't be looked into, of an object that saves itself, is its own affair: only that there is such is told.
     """
     configured, told, hidden = _known_configurations(value, scope), dict[str, Any](), list[Hidden]()
+    unseen = dict[str, Any]()
     for each in attributes_beside(value, names, registered):
         description = each.described()
         if isinstance(description, UnsupportedState):
+            unseen[each.path] = type_name(each.value)
             if each.is_unsaved:
-                hidden.append(each.hidden(f"it can't be looked into: {description.found}"))
+                hidden.append(each.hidden(why_unknown(description, each.value)))
         elif not each.has_moved(description):
             configured[each.path] = description.tree
         elif saved.has(each.name, description.leaves):
@@ -138,7 +140,7 @@ def _capture_attributes(
             hidden.append(each.hidden(moved(each.first, each.value)))
     refuse_hidden(hidden, value, scope)
     kept = {name: freeze(item, f"{scope} {name}") for name, item in _kept(value).items()}
-    found = {"configured": configured, "moved": told, "kept": kept}
+    found = {"configured": configured, "moved": told, "kept": kept, "unseen": unseen}
     return {kind: items for kind, items in found.items() if items} or None
 
 
@@ -283,7 +285,8 @@ def check_opaque(
             what = "an attribute is state on one side only"
             yield difference(scope, f"attribute.{name}", what, f"{scope} {name}", *sides)
         asked_for = {**_known_configurations(value, scope), **_asked_for(value, names, registered)}
-        live = {path: tree for path, tree in asked_for.items() if path not in parts.get("moved", {})}
+        others = parts.get("moved", {}).keys() | parts.get("unseen", {}).keys()
+        live = {path: tree for path, tree in asked_for.items() if path not in others}
         yield from attribute_findings(parts.get("configured", {}), live, scope, lambda path: True)
     if before.kind == "component":
         for clause in value.check(thaw(before.tree)) or ():
