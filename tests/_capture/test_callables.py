@@ -2,12 +2,17 @@
 
 import argparse
 import calendar
+import copy
 import dataclasses
+import datetime
+import decimal
 import enum
 import functools
 import math
 import operator
+import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -733,3 +738,79 @@ def test_a_new_process_with_another_hash_seed_makes_the_same_description():
     }  # fmt: skip
     assert len(made) == 1
     assert "MODES" in made.pop()
+
+
+CONSTANTS = [
+    (..., NotImplemented), (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+    (datetime.timedelta(days=3), datetime.timedelta(days=4)), (datetime.time(1), datetime.time(2)),
+    (datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)),
+    (decimal.Decimal("0.5"), decimal.Decimal("0.50")), (slice(1, 3), slice(1, 4)),
+    (re.compile("a"), re.compile("a", re.IGNORECASE)), (np.dtype("f4"), np.dtype("f8")), (int | None, int | str),
+    (torch.contiguous_format, torch.channels_last), (torch.finfo(torch.float32), torch.finfo(torch.float64)),
+    (", ".join, "; ".join),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), CONSTANTS, ids=range(len(CONSTANTS)))
+def test_what_never_changes_is_told_by_its_value(one, other):
+    assert equal(closing_over(one), closing_over(one))
+    assert not equal(closing_over(one), closing_over(other))
+    found = fingerprint(closing_over(one), "f")
+    assert same(decode(encode(found, lambda path, blob: ""), lambda name: None), found)
+
+
+def test_constants_are_told_alike_whichever_object_they_are():
+    for make in (
+        lambda: decimal.Decimal("0.5"), lambda: datetime.timedelta(days=3), lambda: slice(1, int("3")),
+        lambda: copy.copy(np.dtype("f4")), lambda: torch.finfo(torch.float32), lambda: int | None,
+        lambda: "".join([",", " "]).join,
+    ):  # fmt: skip
+        assert make() is not make()
+        assert equal(closing_over(make()), closing_over(make()))
+
+
+def test_constants_that_may_hold_more_than_they_show_are_refused():
+    class Zone(datetime.tzinfo):
+        pass
+
+    for value in (datetime.datetime(2020, 1, 1, tzinfo=Zone()), slice([1], None)):
+        with pytest.raises(UnsupportedState, match="no exact encoding"):
+            fingerprint(closing_over(value), "f")
+
+
+@pytest.mark.parametrize("read", ["environ['SEGUE_X']", "environ.get('SEGUE_X')", "os.environ['SEGUE_X']"])
+def test_the_environment_is_not_part_of_a_function(monkeypatch, read):
+    function = program(f"def f(e): return {read}", environ=os.environ, os=os)
+    monkeypatch.setenv("SEGUE_X", "a secret")
+    before = fingerprint(function, "f")
+    monkeypatch.setenv("SEGUE_X", "2")
+    assert same(before, fingerprint(function, "f"))
+    assert "secret" not in repr(before)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_function_in_a_gradient_mode_is_admitted(mode):
+    def decorated(gamma):
+        return mode()(lambda e: gamma**e)
+
+    first = decorated(0.9)
+    before = fingerprint(first, "f")
+    first(2)
+    assert same(before, fingerprint(first, "f"))
+    assert equal(first, decorated(0.9))
+    assert not equal(first, decorated(0.8))
+
+
+def test_a_classmethod_is_the_same_by_the_class_and_by_an_object():
+    source = "class A:\n    cap = {}\n    @classmethod\n    def go(cls, e): return cls.cap * e"
+    one, other = (program(source.format(cap) + "\na = A()\ndef f(e): return a.go(e)") for cap in (1, 2))
+    assert not equal(one, other)
+    assert equal(one, program(source.format(1) + "\na = A()\ndef f(e): return a.go(e)"))
+
+
+def test_a_librarys_object_with_names_of_its_own_is_told_whole():
+    transformers = pytest.importorskip("transformers")
+    configs = [transformers.GPT2Config(n_layer=count) for count in (2, 2, 3)]
+    one, again, other = (program("def f(e): return e / config.n_layer", config=each) for each in configs)
+    assert equal(one, again)
+    assert not equal(one, other)

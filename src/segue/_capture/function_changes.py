@@ -180,7 +180,9 @@ def _kind(description: dict[Any, Any]) -> str:
     for key in ("partial", "cached", "method"):
         if key in description:
             return "applied"
-    for key in ("entries", "again", "length", REGISTERED, "module", "type", "member", "builtin", "recursion"):
+    for key in (
+        "entries", "again", "length", REGISTERED, "module", "type", "member", "builtin", "recursion", "constant",
+    ):  # fmt: skip
         if key in description and len(description) <= 2:
             return "named" if key in ("module", "type") else key
     return "items"
@@ -282,7 +284,7 @@ _KINDS: dict[str, Callable[[Any, Any, _Place, bool], Iterator[Change]]] = {
     "named": _named,
     "items": lambda before, now, place, has_all: _by_key(before, now, place.entry, has_all),
 }
-for _key in ("again", "length", REGISTERED, "member", "builtin", "recursion"):
+for _key in ("again", "length", REGISTERED, "member", "builtin", "recursion", "constant"):
     _KINDS[_key] = _whole
 
 
@@ -323,4 +325,5 @@ _WORDS = {
     "function": "function", "builtin": "function", "class": "an object of class", "partial": "a partial",
     "cached": "a cached function", "method": "a method", "member": "a member of an enumeration", "path": "path",
     "logger": "logger", "length": "length", "again": "a function told before", "recursion": "itself", "entries": "a dictionary",
+    "environment": "the environment", "union": "a union of types", "constant": "",
 }  # fmt: skip

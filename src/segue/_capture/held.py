@@ -9,12 +9,15 @@ state that can't be seen.
 from __future__ import annotations
 
 import builtins
+import datetime
+import decimal
 import enum
 import functools
 import logging
 import math
 import os
 import pathlib
+import re
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -50,6 +53,7 @@ from segue._capture.visible import (
     is_a,
     is_dict_of_python,
     method_of,
+    own_access,
     shows_all,
     stored,
 )
@@ -77,6 +81,13 @@ _OF_THE_START = frozenset({
     "__name__", "__file__", "__spec__", "__loader__", "__package__", "__builtins__", "__cached__", "__doc__",
 })  # fmt: skip
 _FROZEN = (OrderedDict, Counter, deque, set, frozenset, bytearray)
+# They never change, and no code of the program writes them out.
+_CONSTANTS = frozenset({
+    types.EllipsisType, types.NotImplementedType, datetime.date, datetime.timedelta, decimal.Decimal,
+    torch.memory_format, torch.layout, torch.finfo, torch.iinfo,
+})  # fmt: skip
+# As decorators they leave a bound method, which makes another of the kind at each call.
+_GRADIENT_MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
 _MEASURED = (*_FROZEN, list, tuple, dict, defaultdict, np.ndarray, torch.Tensor)
 
 
@@ -132,7 +143,9 @@ class Describing:
         if is_a(function, BUILTINS):
             if isinstance(getattr(function, "__self__", None), types.ModuleType | type | None):
                 return {"builtin": builtin_name(function)}
-            owner = self._references.name(getattr(function, "__self__", None))
+            if type(function.__self__) in SCALARS:
+                return {"builtin": builtin_name(function), "of": function.__self__}
+            owner = self._references.name(function.__self__)
             return None if owner is None else {"builtin": builtin_name(function), "of": {REGISTERED: owner}}
         return self._bound(function, where, inside) if is_a(function, types.MethodType) else None
 
@@ -152,7 +165,8 @@ class Describing:
         owner: Any = method.__self__
         function: Any = method.__func__
         name = self._references.name(owner)
-        if not is_a(function, types.FunctionType) or (name is None and not is_a(owner, type)):
+        is_mode = type(owner) in _GRADIENT_MODES
+        if not is_a(function, types.FunctionType) or (name is None and not is_mode and not is_a(owner, type)):
             return None
         if id(function) in above:
             return {"recursion": len(above) - above.index(id(function))}
@@ -160,6 +174,8 @@ class Describing:
         described = self._python_function(function, where, inside)
         if name is not None:
             return {"method": described, "of": {REGISTERED: name}}
+        if is_mode:
+            return {"method": described, "of": self._told_whole(owner, where, inside)}
         read = reads_of(function.__code__).variables.get(first_argument(function), Read())
         return {"method": described, "of": self._named(owner, read, where, inside)}
 
@@ -341,6 +357,8 @@ class Describing:
         simple = _simple(value)
         if simple is not None:
             return simple
+        if is_a(value, types.UnionType):
+            return {"union": [self._told_whole(each, where, above) for each in value.__args__]}
         self._count(value, where, above)
         steps = list(read.steps)
         if not read.is_whole and steps and _can_be_narrowed(value, steps):
@@ -415,6 +433,9 @@ def _can_be_narrowed(value: object, steps: list[Step]) -> bool:
     """Tell whether no code but that of methods and properties has a part in what is read of an object."""
     if any(step.kind != "attribute" for step in steps):
         return False
+    access = own_access(type(value))
+    if access is not None and is_of_library(access):
+        return False  # as a configuration of transformers, which has other names for some of its attributes
     held = [stored(value, step.key) for step in steps]
     if is_a(value, dict):
         return COMPUTED not in held and ABSENT not in held
@@ -434,4 +455,20 @@ def _simple(value: Any) -> Any | None:
         return {"path": os.fspath(value)}
     if is_a(value, logging.Logger):
         return {"logger": value.name}
-    return None
+    if value is os.environ or value is os.environb:
+        return {"environment": True}  # another one is not another program, and it may hold secrets
+    return _constant(value)
+
+
+def _constant(value: Any) -> Any | None:
+    kind = type(value)
+    if kind is re.Pattern:
+        return {"constant": f"re.compile({value.pattern!r}, {value.flags})"}
+    if kind is slice:
+        is_plain = all(type(each) in SCALARS for each in (value.start, value.stop, value.step))
+        return {"constant": repr(value)} if is_plain else None
+    if kind in (datetime.datetime, datetime.time):
+        return {"constant": repr(value)} if type(value.tzinfo) in (type(None), datetime.timezone) else None
+    if is_a(value, np.dtype):
+        return {"constant": repr(value)} if value.kind in "biufcSUMm" and not value.metadata else None
+    return {"constant": repr(value)} if kind in _CONSTANTS else None

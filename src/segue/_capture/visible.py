@@ -40,7 +40,7 @@ def stored(value: Any, name: str) -> Any:
     """
     if is_a(value, types.ModuleType):
         return vars(value).get(name, ABSENT)
-    if _has_own_access(type(value)):
+    if own_access(type(value)) is not None:
         return COMPUTED
     if is_a(value, type):
         return _stored_in_class(value, name)
@@ -56,6 +56,8 @@ def stored(value: Any, name: str) -> Any:
         return dict.__getitem__(own, name)
     if isinstance(held, staticmethod):
         return held.__func__
+    if isinstance(held, classmethod) and isinstance(held.__func__, types.FunctionType):
+        return types.MethodType(held.__func__, type(value))
     return COMPUTED if held is not ABSENT and _is_descriptor(held, "__get__") else held
 
 
@@ -112,6 +114,12 @@ def falls_back(cls: type) -> bool:
     return _in_classes(cls, "__getattr__") is not ABSENT
 
 
+def own_access(cls: type) -> type | None:
+    """Return the class whose Python code all attributes of an object go through; `None` if there is none."""
+    found = next(base for base in cls.__mro__ if "__getattribute__" in vars(base))
+    return found if isinstance(vars(found)["__getattribute__"], types.FunctionType) else None
+
+
 def shows_all(value: object) -> bool:
     """Tell whether an object is of a class written in Python, whose state is in its attributes."""
     return type(value) in (types.SimpleNamespace, object) or all(
@@ -126,10 +134,6 @@ def _is_written_in_python(cls: type) -> bool:
     slots = vars(cls).get("__slots__", ())
     words = 2 + (1 if isinstance(slots, str) else len(slots))
     return bool(cls.__flags__ & _HEAP_TYPE) and not cls.__flags__ & _IMMUTABLE_TYPE and own_bytes <= 8 * words
-
-
-def _has_own_access(cls: type) -> bool:
-    return isinstance(_in_classes(cls, "__getattribute__"), types.FunctionType)
 
 
 def _in_classes(cls: type, name: str) -> Any:
