@@ -173,7 +173,10 @@ def test_b11_a_group_added_in_mid_run_is_rebuilt_from_what_the_newest_checkpoint
             checkpointer.resume()
         [finding] = [item for item in caught.value.findings if item.code == "optimizer.optimizer.groups"]
         assert (finding.expected, finding.found) == (2, 1)
-        assert "group 1 (0.weight, 0.bias) with lr=0.01, tag=late must be there before the restore" in finding.hint
+        assert (
+            "group 1 (0.weight, 0.bias) with lr=0.01, tag=late must be there before the restore"
+            in finding.hint
+        )
         assert 'checkpointer.newest().optimizers["optimizer"].groups' in finding.hint
         codes = {item.code for item in caught.value.findings}
         assert {"optimizer.optimizer.missing.0.weight", "optimizer.optimizer.missing.0.bias"} <= codes
