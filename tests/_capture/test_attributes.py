@@ -336,6 +336,21 @@ def test_what_points_to_something_registered_is_derived():
     assert told["buffers"]["items"] == [{"reference": "parameter ema/weight"}]
 
 
+def test_what_an_attribute_points_to_follows_a_rename():
+    def made(name):
+        torch.manual_seed(0)
+        model, ema = nn.ModuleDict({name: nn.Linear(3, 3)}), nn.ModuleDict({name: nn.Linear(3, 3)})
+        optimizer = Own(model.parameters())
+        optimizer.members = list(model.parameters())
+        optimizer.layers = [model[name], ema[name], ema[name].weight, "other"]
+        return Training(model, optimizer, components={"ema": ema}, rng=None)
+
+    record = segue.from_bytes(segue.to_bytes(made("a").capture()))
+    with pytest.raises(segue.errors.MismatchError):
+        made("b").restore(record)
+    made("b").restore(record, rename={"a": "b", "ema/a": "ema/b"})
+
+
 def test_parts_of_a_helper_can_be_registered():
     helper, box = Helper(1), {"a": 1, "b": 2}
     model, optimizer, _ = made(helper=helper, box=box)

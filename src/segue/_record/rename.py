@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from segue._record.base import BaseRecord
 from segue._record.contract import Sharing, TrainableContract
+from segue._record.references import with_names
 from segue._record.sections import ComponentRecord, ModuleRecord, OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
 from segue._record.twins import without_common_end
@@ -43,10 +44,14 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
     return replace(
         record,
         model=_module(record.model, scopes[""], tables[""]),
-        optimizers={name: _optimizer(optimizer, table) for name, optimizer in record.optimizers.items()},
+        optimizers={
+            name: _optimizer(optimizer, table, scopes) for name, optimizer in record.optimizers.items()
+        },
         opaque_optimizers=None
         if record.opaque_optimizers is None
-        else {name: _opaque(optimizer, table) for name, optimizer in record.opaque_optimizers.items()},
+        else {
+            name: _opaque(optimizer, table, scopes) for name, optimizer in record.opaque_optimizers.items()
+        },
         components={
             name: _component(component, f"{name}/", scopes, tables)
             for name, component in record.components.items()
@@ -170,22 +175,39 @@ def _members(sharing: Sharing, names: Mapping[str, str]) -> dict[str, int]:
     return dict(sorted((_new_name(name, names), offset) for name, offset in sharing.members.items()))
 
 
-def _optimizer(record: OptimizerRecord, table: Mapping[str, str]) -> OptimizerRecord:
+def _optimizer(
+    record: OptimizerRecord, table: Mapping[str, str], scopes: Mapping[str, Mapping[str, str]]
+) -> OptimizerRecord:
     groups = tuple(
         replace(group, parameters=tuple(table.get(name, name) for name in group.parameters))
         for group in record.groups
     )
+    state = {table.get(name, name): slots for name, slots in record.state.items()}
     return replace(
-        record, groups=groups, state={table.get(name, name): slots for name, slots in record.state.items()}
+        record, groups=groups, state=state, attributes=_attributes(record.attributes, table, scopes)
     )
 
 
-def _opaque(record: OpaqueOptimizerRecord, table: Mapping[str, str]) -> OpaqueOptimizerRecord:
-    if record.groups is None:
-        return record
-    return replace(
-        record, groups=tuple(tuple(table.get(name, name) for name in group) for group in record.groups)
-    )
+def _opaque(
+    record: OpaqueOptimizerRecord, table: Mapping[str, str], scopes: Mapping[str, Mapping[str, str]]
+) -> OpaqueOptimizerRecord:
+    groups = record.groups
+    if groups is not None:
+        groups = tuple(tuple(table.get(name, name) for name in group) for group in groups)
+    return replace(record, groups=groups, attributes=_attributes(record.attributes, table, scopes))
+
+
+def _attributes(attributes: Any, table: Mapping[str, str], scopes: Mapping[str, Mapping[str, str]]) -> Any:
+    """Rename the parameters and modules that attributes of an optimizer point to."""
+
+    def new_name(word: str) -> str:
+        for prefix, names in scopes.items():
+            around = f"component.{prefix.removesuffix('/')}." if prefix else "model."
+            if word.startswith(around):
+                return around + _new_name(word.removeprefix(around), names)
+        return table.get(word, word)
+
+    return with_names(attributes, new_name)
 
 
 def _component(

@@ -28,8 +28,8 @@ def capture_optimizer(optimizer: Optimizer, model: nn.Module) -> OptimizerRecord
     """Take a torch optimizer as a value: groups and options, and state by parameter name.
 
     Args:
-        optimizer: Any of torch, `segue.optim.FP32Master`, and those of other libraries that keep all they know in state
-            and options. It may step any part of the model.
+        optimizer: Any of torch, `segue.optim.FP32Master`, and those of other libraries that keep all they know in state,
+            options, and attributes that do not move. It may step any part of the model.
         model: Which names the parameters.
 
     Returns:
