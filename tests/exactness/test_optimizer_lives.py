@@ -176,7 +176,6 @@ def without_first(groups):
     return model, made, training
 
 
-@pytest.mark.xfail(strict=True, reason="what a program asks for is kept by the position of its groups")
 def test_a_group_that_is_taken_out_takes_what_was_asked_for_it():
     _, optimizer, training = without_first(lambda model, made: segue.Training(model, made, rng=None))
     for group in optimizer.param_groups:

@@ -144,9 +144,6 @@ def test_the_comparison_notices_what_torch_does_in_the_other_order():
     assert set().union(*noticed.values()) <= {"options of optimizer", "scheduler schedule"}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="restore_optimizer takes down what the program asks for before the schedule asks too"
-)
 def test_an_optimizer_that_was_restored_by_hand_is_no_other_request_when_its_schedule_is_made_then():
     for name in ("StepLR", "OneCycleLR two phases", "SWALR cos", "WeightDecayRamp weight decay"):
         case, run = fresh_case(name)

@@ -31,7 +31,12 @@ _NOT_OPTIONS = frozenset({"params", "param_names"})
 # Options that a scheduler moves. Where one is attached, what the program asked for stands in other keys.
 _DRIVEN: dict[str, str] = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
 
-_first_seen: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+# Each group itself, with the options that it had: a program may take groups out, or sort them.
+_first_seen: weakref.WeakKeyDictionary[Optimizer, list[tuple[dict[str, Any], dict[str, Any]]]] = (
+    weakref.WeakKeyDictionary()
+)
+# What was written to an optimizer that was restored alone, until it is bound.
+_written: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -46,7 +51,30 @@ def bind_optimizer(optimizer: Optimizer, scope: str) -> None:
     if optimizer not in _watched and hasattr(optimizer, "_optimizer_step_pre_hooks"):
         optimizer.register_step_pre_hook(_new_groups_hook(len(optimizer.param_groups)))
         _watched.add(optimizer)
+    known, written = _first_seen.setdefault(optimizer, []), _written.pop(optimizer, None)
     configured_options(optimizer, scope)
+    for (_, asked), restored, now in zip(known, written or (), options_of(optimizer, scope), strict=False):
+        # Written since that restore, or not asked for before: by a schedule that was made after it.
+        asked |= {
+            key: value
+            for key, value in now.items()
+            if key not in asked or key not in restored or not same(value, restored[key])
+        }
+
+
+@contextlib.contextmanager
+def keeping_the_request(optimizer: Optimizer, scope: str) -> Iterator[None]:
+    """Remember what the program asks for while an optimizer is restored alone, unless it is bound already.
+
+    Its schedule may be made only then, and asks for options too; `bind_optimizer` adds these.
+    """
+    if optimizer in _first_seen and optimizer not in _written:
+        yield
+        return
+    asked = options_of(optimizer, scope)
+    yield
+    _first_seen.setdefault(optimizer, list(zip(optimizer.param_groups, asked, strict=True)))
+    _written[optimizer] = options_of(optimizer, scope)
 
 
 def _new_groups_hook(num_groups: int) -> Callable[[Optimizer, Any, Any], None]:
@@ -80,17 +108,24 @@ def options_of(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
 
 
 def configured_options(optimizer: Optimizer, scope: str) -> list[dict[str, Any]]:
-    """Return the options of each group as they were when it was first seen.
+    """Return the options of each group as they were when it was first seen; as they are, if it was never bound.
 
     Raises:
         UnsupportedState: If an option can't be kept.
     """
-    known = _first_seen.setdefault(optimizer, [])
-    num_groups = len(optimizer.param_groups)
-    if len(known) != num_groups:
-        # Of one that is gone nothing is kept, or the next in its place would have asked for the same.
-        known[:] = [*known, *options_of(optimizer, scope)[len(known) :]][:num_groups]
-    return [copied(options) for options in known]
+    known, groups = _first_seen.get(optimizer), optimizer.param_groups
+    if known is None:
+        return options_of(optimizer, scope)
+    seen = {id(group): options for group, options in known}
+    if not any(id(group) in seen for group in groups):
+        # `load_state_dict` puts other dictionaries in the place of all (torch 2.13).
+        seen = {id(group): options for group, (_, options) in zip(groups, known, strict=False)}
+    if any(id(group) not in seen for group in groups):
+        current = options_of(optimizer, scope)
+        seen = {id(group): current[index] for index, group in enumerate(groups)} | seen
+    # Of one that is gone nothing is kept.
+    known[:] = [(group, seen[id(group)]) for group in groups]
+    return [copied(options) for _, options in known]
 
 
 def shared_options(optimizer: Optimizer) -> tuple[tuple[str, ...], ...]:

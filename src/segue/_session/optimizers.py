@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from segue._capture import optimizer as optimizers
 from segue._capture.boundary import refuse_inside_backward
 from segue._capture.naming import named_parameters
+from segue._capture.options import keeping_the_request
 from segue._capture.staging import type_name
 from segue._capture.writes import run_all
 from segue._record.composite import blobs
@@ -97,7 +98,7 @@ def restore_optimizer(record: OptimizerRecord, optimizer: Optimizer, model: nn.M
     for blob in blobs(unstructure(record)):
         blob.source.verify()
     # State that is allocated in inference mode could never be stepped again (torch 2.13).
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), keeping_the_request(optimizer, _SCOPE):
         run_all(optimizers.plan_optimizer(record, optimizer, names, _SCOPE, ()))
 
 
