@@ -235,7 +235,16 @@ class MismatchError(SegueError):
         if others:
             # Not an entry to paste: it would not be enough.
             return f"{super()._further()}\n{others} of the {len(self.findings)} differences can't be accepted; the rest: {to_accept}"
-        return f"{super()._further()}\nto accept: {to_accept}"
+        return f"{super()._further()}\nto accept{self._what_it_drops(codes)}: {to_accept}"
+
+    def _what_it_drops(self, codes: Sequence[str]) -> str:
+        """Say before the line to paste what it throws away: pasted for a renamed module, it would lose what was learnt."""
+        if not any(".missing." in code for code in codes):
+            return ""
+        renames = any("resume(rename=" in (finding.hint or "") for finding in self.findings)
+        return ", dropping what is missing" + (
+            " (if it was renamed, `rename=` above keeps it)" if renames else ""
+        )
 
     @staticmethod
     def of(findings: Sequence[Finding]) -> MismatchError:

@@ -83,7 +83,10 @@ def test_b14_registered_on_one_side_only_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "AdamWScheduleFree" else pytest.mark.exact) for name in FREE],
+)
 def test_b15_saved_in_either_mode_it_goes_on_with_the_same_bits_and_mode_in_a_new_process(
     name, mode, tmp_path
 ):

@@ -193,7 +193,10 @@ def outcome(model, optimizer, seed):
     return None
 
 
-@pytest.mark.parametrize("kernel", ["default", "foreach", "for-loop", "fused"])
+@pytest.mark.parametrize(
+    "kernel",
+    ["default", *(pytest.param(each, marks=pytest.mark.exact) for each in ("foreach", "for-loop", "fused"))],
+)
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", ["AdamW", "Adagrad"])
 def test_b12_a_step_counter_keeps_value_and_type_and_the_next_update_is_equal(name, kind, kernel, tmp_path):

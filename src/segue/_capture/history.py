@@ -79,6 +79,20 @@ _SCALARS = frozenset({"step", "mu_product", "eta", "mu"})
 _MASTERS, _LBFGS = "segue.optim.FP32Master", "torch.optim.lbfgs.LBFGS"
 
 
+# Options that decide what a step finds in the state: switched on over state without it, torch fails (torch 2.13).
+_ASKS_FOR_STATE = frozenset({"amsgrad", "centered"})
+
+
+def keeps_its_form(record: OptimizerRecord, key: str, before: Any, now: Any) -> bool:
+    """Tell whether the recorded state can be stepped under another value of an option."""
+    if not record.state:
+        return True
+    if record.class_name == _LBFGS and key == "history_size":
+        return False  # a list in the state is as long as that
+    asks = key in _ASKS_FOR_STATE or (key == "momentum" and record.class_name.endswith(".RMSprop"))
+    return not (asks and not before and bool(now))
+
+
 def check_history(record: OptimizerRecord, layouts: Mapping[str, Layout], scope: str) -> Iterator[Finding]:
     """Yield the recorded state that its parameter can't have: of another shape, or no floats where it has floats.
 

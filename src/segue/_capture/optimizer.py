@@ -16,6 +16,7 @@ optimizer with its own `state_dict` or `load_state_dict`, or with hooks on them,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.optim import Optimizer
 
 from segue._capture.attributes import own_attributes, refuse_hidden_state, saves_as_known, table_slots
 from segue._capture.hidden import capture_attributes, check_attributes
+from segue._capture.history import keeps_its_form
 from segue._capture.membership import (
     are_strangers,
     match_groups,
@@ -239,7 +241,16 @@ def check_optimizer(
     configured = configured_options(optimizer, scope)
     for index, place in enumerate(places if compares_requests else ()):
         if place is not None:
-            yield from check_options(record.groups[place], configured[index], f"{scope} group {index}", scope)
+            found = check_options(record.groups[place], configured[index], f"{scope} group {index}", scope)
+            yield from (_unless_of_another_form(record, finding, scope) for finding in found)
+
+
+def _unless_of_another_form(record: OptimizerRecord, finding: Finding, scope: str) -> Finding:
+    """Return the finding of an option, not to be accepted where a step would not find the state that it asks for."""
+    if keeps_its_form(record, finding.code.removeprefix(f"{scope}."), finding.expected, finding.found):
+        return finding
+    hint = "the recorded state has no room for it: go on with the option that it was made with"
+    return replace(finding, admissible=False, hint=hint)
 
 
 def plan_optimizer(

@@ -36,7 +36,11 @@ def one_sided_names(record: TrainingRecord, live: LiveTraining) -> frozenset[str
 
 def without_gone(record: TrainingRecord, live: LiveTraining) -> TrainingRecord:
     """Return the record without pending gradients of parameters that the program does not have, which is told of these."""
-    gone = one_sided_names(record, live)
+    return without_pending(record, one_sided_names(record, live))
+
+
+def without_pending(record: TrainingRecord, gone: frozenset[str]) -> TrainingRecord:
+    """Return the record without what is pending of some parameters."""
     window = record.window
     if gone.isdisjoint(
         [
@@ -54,6 +58,17 @@ def without_gone(record: TrainingRecord, live: LiveTraining) -> TrainingRecord:
 
 def _select(gradients: GradientsRecord, gone: Collection[str]) -> GradientsRecord:
     return gradients.select(name for name in gradients.names if name not in gone)
+
+
+def left_frozen(live: LiveTraining, accepted: frozenset[str]) -> frozenset[str]:
+    """Return the parameters that were accepted to have left their optimizer, and are frozen in the program: so they stay."""
+    optimizers = [*live.optimizers, *live.opaque]
+    return frozenset(
+        name
+        for name, parameter in live.parameters().items()
+        if not parameter.requires_grad
+        and any(f"optimizer.{optimizer}.missing.{name}" in accepted for optimizer in optimizers)
+    )
 
 
 def shared_part(record: TrainingRecord, live: LiveTraining) -> TrainingRecord:

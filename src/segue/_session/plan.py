@@ -6,10 +6,11 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, streams_last
@@ -18,14 +19,14 @@ from segue._capture.module import plan_module
 from segue._capture.opaque import ask
 from segue._capture.optimizer import plan_optimizer
 from segue._capture.scaler import with_accepted_factors
-from segue._capture.writes import Write, run_all, scratch_for
+from segue._capture.writes import ObjectWrite, Write, run_all, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import TrainingRecord
 from segue._record.tree import same
 from segue._session.callers_model import callers_record
 from segue._session.checks import check_model
 from segue._session.live import LiveTraining, parameter_names
-from segue._session.one_sided import recorded_modules, shared_part
+from segue._session.one_sided import left_frozen, recorded_modules, shared_part, without_pending
 from segue._session.schedules import Schedules
 from segue._session.walked import walked_once
 from segue.errors import (
@@ -45,7 +46,8 @@ class RestorePlan:
         self._live = live
         live = walked_once(live)
         self._schedules = Schedules(record, live)
-        record = in_own_dtypes(shared_part(record, live))
+        self._left = left_frozen(live, frozenset(accepted))
+        record = in_own_dtypes(without_pending(shared_part(record, live), self._left))
         self._record = record
         # The streams first: reading the undo copies runs code of others, which may draw.
         self._streams_before = None if live.rng is None else live.rng.capture()
@@ -73,6 +75,8 @@ class RestorePlan:
             yield from plan_optimizer(
                 optimizer, live.optimizers[name], names, f"optimizer.{name}", kept, begins=begins
             )
+        for name in self._left:
+            yield ObjectWrite(f"{name} flag", _freeze(parameters[name]))
         yield from plan_gradients(record.gradients, parameters)
         if record.window is not None and live.accumulator is not None:
             yield from plan_window(record.window, live.accumulator, parameters)
@@ -182,3 +186,10 @@ def _targets(record: TrainingRecord, live: LiveTraining) -> dict[str, torch.Tens
         for name, item in live.tensors()
         if name in recorded or (item.tensor is not None and item.tensor.requires_grad)
     }
+
+
+def _freeze(parameter: nn.Parameter) -> Callable[[], None]:
+    def assign() -> None:
+        parameter.requires_grad_(False)
+
+    return assign
