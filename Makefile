@@ -29,7 +29,7 @@ test: $(STAMP)  ## Run the tests that take minutes, not hours.
 
 exact: $(STAMP)  ## Run the full exactness matrix.
 	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness tests/quantized_state tests/adapters
-	$(PYTEST) -n $(WORKERS) -m 'exact and not soak' tests/cases
+	$(PYTEST) -n $(WORKERS) -m 'exact and not soak' tests/cases tests/_session
 
 crash: $(STAMP)  ## Run the full crash matrix.
 	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/crash tests/hostile

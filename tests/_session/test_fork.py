@@ -480,8 +480,8 @@ def test_a_kill_at_any_operation_leaves_nothing_or_all_of_it(name, how, tmp_path
 # --- going on ---
 
 
-@pytest.mark.parametrize("into", ["b", "b.segue"])
-@pytest.mark.parametrize("microbatch", [3, 4])
+@pytest.mark.parametrize("into", ["b", pytest.param("b.segue", marks=pytest.mark.exact)])
+@pytest.mark.parametrize("microbatch", [3, pytest.param(4, marks=pytest.mark.exact)])
 def test_a_program_goes_on_from_the_fork_bit_for_bit_as_the_run_did(microbatch, into, tmp_path):
     assert forked_program.run(tmp_path / "a", 8) == (0, "")
     made = segue.fork(checkpoint(tmp_path / "a", microbatch), tmp_path / into)
