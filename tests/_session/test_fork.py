@@ -495,6 +495,7 @@ def test_a_program_goes_on_from_the_fork_bit_for_bit_as_the_run_did(microbatch, 
     assert [sorted(entry) for entry in there.lineage] == [["forked_from", "microbatch", "step"]]
 
 
+@pytest.mark.exact
 def test_a_change_on_purpose_at_the_fork_is_refused_unless_told_and_is_in_the_lineage_beside_it(tmp_path):
     assert forked_program.run(tmp_path / "a", 6) == (0, "")
     segue.fork(checkpoint(tmp_path / "a", 4), tmp_path / "b")

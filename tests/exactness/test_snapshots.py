@@ -15,7 +15,7 @@ from tests.exactness import live
 from tests.exactness.memories import memories
 from tests.exactness.trainings import MODES, WINDOW, Run, seed
 
-SOME = ("adamw-foreach-fp32", "adam-amsgrad-tensor-lr", "adamw-stateful-lambda", "autocast-fp16-scaler")
+SOME = ("adam-amsgrad-tensor-lr", "autocast-fp16-scaler")
 EVERY = [pytest.param(mode, marks=() if mode in SOME else pytest.mark.exact) for mode in MODES]
 
 
