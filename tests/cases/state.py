@@ -2,9 +2,11 @@
 
 import itertools
 
+import pytest
 import torch
 
 import segue
+from segue.errors import MismatchError
 
 _numbers = itertools.count()
 
@@ -51,3 +53,15 @@ def stored(record, folder):
     place = folder / f"record-{next(_numbers)}"
     segue.save(record, place)
     return segue.load(place)
+
+
+def everything(model, *optimizers):
+    """All that is live, the defaults of optimizers too: a group that is added later begins with them."""
+    return live(model, *optimizers), [raw(optimizer.defaults) for optimizer in optimizers]
+
+
+def codes_of(training, record, error=MismatchError, **options):
+    """Return what a refused restore tells."""
+    with pytest.raises(error) as caught:
+        training.restore(record, **options)
+    return [finding.code for finding in caught.value.findings]

@@ -6,20 +6,8 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from segue import Checkpointer, GradientAccumulator, TrainableOnly, Training, base_identity
-from segue.errors import BaseMismatch, ContractMismatch, EnvironmentWarning, MismatchError, OptimizerMismatch
-from tests.cases.state import live, raw, stored
-
-
-def everything(model, *optimizers):
-    """All that is live, the defaults of optimizers too: a group that is added later begins with them."""
-    return live(model, *optimizers), [raw(optimizer.defaults) for optimizer in optimizers]
-
-
-def codes_of(training, record, error=MismatchError, **options):
-    """Return what a refused restore tells."""
-    with pytest.raises(error) as caught:
-        training.restore(record, **options)
-    return [finding.code for finding in caught.value.findings]
+from segue.errors import BaseMismatch, ContractMismatch, EnvironmentWarning, OptimizerMismatch
+from tests.cases.state import codes_of, everything, live, raw, stored
 
 
 def copied(value):

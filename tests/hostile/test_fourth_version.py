@@ -1,7 +1,6 @@
 """Checkpoints that lie about what version 4 of the format added: attributes of optimizers, settings of components."""
 
 import json
-import shutil
 
 import pytest
 
@@ -19,11 +18,6 @@ def honest(tmp_path_factory):
     path = tmp_path_factory.mktemp("honest") / "checkpoint"
     write_checkpoint(fourth_version(1), path)
     return path
-
-
-@pytest.fixture
-def checkpoint(honest, tmp_path):
-    return shutil.copytree(honest, tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

@@ -342,7 +342,7 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
         if captured is not None and target is not None:
             writes.extend(fill_writes(where, target, captured))
         if item.kind == "parameter" and spec is not None and item.tensor is not None:
-            writes.append(ObjectWrite(f"{where} flag", _set_flag(item.tensor, spec.requires_grad)))
+            writes.append(flag_write(where, item.tensor, spec.requires_grad))
     for path, child in walk(module, scope):
         if path in record.training:  # whoever restores the model may have built it otherwise
             writes.append(ObjectWrite(f"{scope} {path} mode", _set_mode(child, record.training[path])))
@@ -364,12 +364,14 @@ def _lay_out(parameter: torch.Tensor, memory: torch.Tensor) -> Callable[[], None
     return assign
 
 
-def _set_flag(parameter: torch.Tensor, requires_grad: bool) -> Callable[[], None]:
+def flag_write(where: str, parameter: torch.Tensor, requires_grad: bool) -> Write:
+    """Plan to make a parameter trainable or frozen, if it is not."""
+
     def assign() -> None:
         if parameter.requires_grad != requires_grad:
             parameter.requires_grad_(requires_grad)
 
-    return assign
+    return ObjectWrite(f"{where} flag", assign)
 
 
 def _set_mode(module: nn.Module, training: bool) -> Callable[[], None]:

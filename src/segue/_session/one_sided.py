@@ -62,6 +62,8 @@ def _select(gradients: GradientsRecord, gone: Collection[str]) -> GradientsRecor
 
 def left_frozen(live: LiveTraining, accepted: frozenset[str]) -> frozenset[str]:
     """Return the parameters that were accepted to have left their optimizer, and are frozen in the program: so they stay."""
+    if not any(".missing." in code for code in accepted):
+        return frozenset()
     optimizers = [*live.optimizers, *live.opaque]
     return frozenset(
         name

@@ -6,20 +6,19 @@ bytes are verified, and all memory is allocated. What is left can fail only if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, streams_last
 from segue._capture.gradients import plan_gradients, plan_window
-from segue._capture.module import plan_module
+from segue._capture.module import flag_write, plan_module
 from segue._capture.opaque import ask
 from segue._capture.optimizer import plan_optimizer
 from segue._capture.scaler import with_accepted_factors
-from segue._capture.writes import ObjectWrite, Write, run_all, scratch_for
+from segue._capture.writes import Write, run_all, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import TrainingRecord
 from segue._record.tree import same
@@ -76,7 +75,7 @@ class RestorePlan:
                 optimizer, live.optimizers[name], names, f"optimizer.{name}", kept, begins=begins
             )
         for name in self._left:
-            yield ObjectWrite(f"{name} flag", _freeze(parameters[name]))
+            yield flag_write(name, parameters[name], False)
         yield from plan_gradients(record.gradients, parameters)
         if record.window is not None and live.accumulator is not None:
             yield from plan_window(record.window, live.accumulator, parameters)
@@ -186,10 +185,3 @@ def _targets(record: TrainingRecord, live: LiveTraining) -> dict[str, torch.Tens
         for name, item in live.tensors()
         if name in recorded or (item.tensor is not None and item.tensor.requires_grad)
     }
-
-
-def _freeze(parameter: nn.Parameter) -> Callable[[], None]:
-    def assign() -> None:
-        parameter.requires_grad_(False)
-
-    return assign
