@@ -31,6 +31,11 @@ class ModuleRecord:
     configuration: Any = added(since=3)
     """What adapters compute with besides tensors (scale, dropout, which is active), a dictionary of trees by submodule;
     compared at restore. `None` where nothing is left out and there is no adapter."""
+    extra: Any = added(since=5)
+    """What submodules say by `get_extra_state`, a dictionary of trees by submodule; `None` where none says anything."""
+    settings: Any = added(since=5)
+    """What modules of torch compute with besides tensors (a dropout's probability, an epsilon), a dictionary by
+    submodule; compared at restore. `None` where there are none."""
 
     def __post_init__(self) -> None:
         """Refuse a record whose tensors aren't what its contract says: restore trusts the contract it has checked."""
@@ -43,6 +48,10 @@ class ModuleRecord:
             )
         if self.configuration is not None:
             _refuse_no_dictionary("configuration of a module", self.configuration)
+        if self.extra is not None:
+            _refuse_no_dictionary("extra state of a module", self.extra)
+        if self.settings is not None:
+            _refuse_no_dictionary("settings of a module", self.settings)
         for name, tensor in self.tensors.items():
             expected, found = _layout_of_spec(self.contract.tensors[name]), _layout_of_tensor(tensor)
             if expected != found:

@@ -76,6 +76,8 @@ class TrainingRecord:
     """What tensors were converted to last; each says whether it was, and whether it lost anything."""
     opaque_optimizers: Mapping[str, OpaqueOptimizerRecord] | None = added(since=3)
     """Optimizers that are not torch's, by names that none of `optimizers` has; `None` where there are none."""
+    private_streams: Any = added(since=5)
+    """Generators of the program's own, a dictionary of trees by where they were found; `None` where there are none."""
 
     def __post_init__(self) -> None:
         """Refuse a name that two optimizers have, since a program has one of that name, and an unknown precision."""
@@ -86,6 +88,10 @@ class TrainingRecord:
             raise InvalidRecord(
                 "no such precision", code="record.precision", where="precision", expected=PRECISIONS, found=self.precision,
             )  # fmt: skip
+        if not (self.private_streams is None or type(self.private_streams) is dict):
+            raise InvalidRecord(
+                "private streams that are no dictionary", code="record.streams", found=self.private_streams
+            )
         refuse_untold(self)
 
     def __repr__(self) -> str:

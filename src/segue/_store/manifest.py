@@ -19,7 +19,7 @@ from segue._store.checksum import num_blocks
 from segue.errors import ABSENT, CorruptCheckpoint, InvalidRecord, UnsupportedFormat
 
 FORMAT = "segue checkpoint"
-VERSION = 4
+VERSION = 5
 """The newest version. A checkpoint is written as the oldest that can hold it, so that an older segue can read it."""
 MAX_MANIFEST_BYTES = 256 * 2**20
 MAX_TENSORS = 1_000_000
