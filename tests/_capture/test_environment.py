@@ -1,5 +1,7 @@
 """What changes last bits is recorded and compared, and never set."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -32,6 +34,62 @@ def test_an_entry_on_one_side_only_differs():
     assert [f.code for f in check_environment({**here, "phase_of_moon": 1})] == ["environment.phase_of_moon"]
     here.pop("torch")
     assert [f.code for f in check_environment(here)] == ["environment.torch"]
+
+
+def test_a_record_of_an_older_segue_says_nothing_of_what_came_since():
+    older = capture_environment()
+    for key in ("libraries", "cpu_model", "cpu_instructions", "cuda", "einsum", "fp32_precision"):
+        del older[key]
+    assert list(check_environment(older, {})) == []
+
+
+def test_each_finding_says_why_bits_change():
+    here = capture_environment({})
+    for key in here:
+        [finding] = check_environment({**here, key: "another"}, {})
+        assert finding.what.startswith(
+            "the state is exact, but the continuation may differ in the last bits: "
+        )
+    [finding] = check_environment({**here, "num_threads": 99}, {})
+    assert "split over threads" in finding.what
+
+
+def module_with_compiled_parts():
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    model[0] = torch.compile(model[0])
+    model[1] = torch.compile(model[1], backend="aot_eager")
+    model[2].compile(backend="eager")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_what_runs_compiled_is_recorded_with_its_backend():
+    model = module_with_compiled_parts()
+    here = capture_environment({"model": model})
+    assert here["compiled"] == {"model.0": "inductor", "model.1": "aot_eager", "model.2": "eager"}
+    assert list(check_environment(here, {"model": model})) == []
+    [finding] = check_environment(here, {"model": nn.Sequential(nn.Linear(2, 2))})
+    assert finding.code == "environment.compiled"
+    assert "compiled and eager" in finding.what
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_reading_what_is_compiled_changes_nothing():
+    model = module_with_compiled_parts()
+    before = torch.get_rng_state()
+    capture_environment({"model": model})
+    assert torch.equal(before, torch.get_rng_state())
+    assert model[2]._compiled_call_impl is not None
+
+
+def test_only_libraries_in_use_are_named():
+    code = (
+        "import sys; from segue._capture.environment import capture_environment as capture; "
+        "first = capture()['libraries']; import torchdata; second = capture()['libraries']; "
+        "assert 'torchdata' not in first and 'torchdata' in second, (first, second); "
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_flag_that_changes_bits_is_seen_and_left_alone():

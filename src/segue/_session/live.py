@@ -55,6 +55,12 @@ class LiveTraining:
                 found[f"{name}/"] = value
         return found
 
+    def modules_by_scope(self) -> dict[str, nn.Module]:
+        """Return every registered module by what messages call it: `model`, `component.ema`."""
+        return {
+            f"component.{prefix[:-1]}" if prefix else "model": each for prefix, each in self.modules().items()
+        }
+
     def tensors(self) -> Iterator[tuple[str, NamedTensor]]:
         """Yield every tensor of the registered modules by its name: a component's has the component's before its own."""
         for prefix, module in self.modules().items():

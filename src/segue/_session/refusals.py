@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from segue._capture.environment import check_environment
+from torch import nn
+
+from segue._capture.environment import check_environment, why
 from segue._record.training import RECORD_VERSION, TrainingRecord
 from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, admitting, shown, some
 
@@ -72,14 +74,19 @@ def _told_in_vain(finding: Finding) -> Finding:
     return replace(finding, hint=f"{finding.hint}; {why}" if finding.hint else why)
 
 
-def environment_findings(record: TrainingRecord) -> list[Finding]:
-    """Return what differs in the environment."""
-    return list(check_environment(record.environment))
+def environment_findings(
+    record: TrainingRecord, modules: Mapping[str, nn.Module] | None = None
+) -> list[Finding]:
+    """Return what differs in the environment, and in which of these modules run compiled."""
+    return list(check_environment(record.environment, modules))
 
 
 def warn_of_environment(findings: Iterable[Finding], stacklevel: int) -> None:
     """Warn if something differs that can change the last bits from here on."""
-    differences = [f"{item.code}: {shown(item.expected)} -> {shown(item.found)}" for item in findings]
+    differences = [
+        f"{item.code}: {shown(item.expected)} -> {shown(item.found)} ({why(item.code.removeprefix('environment.'))})"
+        for item in findings
+    ]
     if differences:
         warnings.warn(
             "the state is restored exactly, but the environment differs in what can change the last bits from here on: "

@@ -209,7 +209,7 @@ class Training:
             components=components,
             streams=streams,
             caller_state=freeze(state, "state"),
-            environment=capture_environment(),
+            environment=capture_environment(live.modules_by_scope()),
             step=step,
             microbatch=microbatch,
             lineage=copied(self._lineage),
@@ -327,7 +327,7 @@ class Training:
     def _admit(self, record: TrainingRecord, accept: Collection[str]) -> list[str]:
         accept = entries_in(accept)
         findings = find_mismatches(record, self._live)
-        environment = environment_findings(record)
+        environment = environment_findings(record, self._live.modules_by_scope())
         if self._strict:
             findings += environment
         elif environment:

@@ -20,7 +20,9 @@ from segue.cli.terminal import count, size
 # Options that tell at a glance how a group trains; the rest is in --json.
 _SHOWN_ITEMS = 6
 _SHOWN_OPTIONS = ("lr", "weight_decay", "betas", "momentum")
-_SHOWN_ENVIRONMENT = ("torch", "numpy", "python", "cpu_capability", "num_threads", "accelerators")
+_SHOWN_ENVIRONMENT = (
+    "torch", "numpy", "python", "libraries", "cpu_model", "cpu_capability", "num_threads", "compiled", "accelerators",
+)  # fmt: skip
 
 
 def inspect_checkpoint(url: str) -> dict[str, Any]:
