@@ -97,11 +97,14 @@ def test_a_wrapped_module_beside_one_that_is_called_like_it_stays_apart():
     assert names(module) == ["module.weight", "inner.weight"]
 
 
-def test_a_subclass_of_a_wrapper_is_not_taken_for_the_wrapper():
+def test_a_subclass_of_a_wrapper_is_a_wrapper_unless_it_holds_something_of_its_own():
     class Mine(nn.DataParallel):
         pass
 
-    assert names(Mine(nn.Linear(1, 1, bias=False))) == ["module.weight"]
+    wrapper = Mine(nn.Linear(1, 1, bias=False))
+    assert names(wrapper) == ["weight"]
+    wrapper.register_buffer("scale", torch.ones(1))
+    assert names(wrapper) == ["scale", "module.weight"]
 
 
 def test_other_wrappers_can_be_registered():

@@ -9,46 +9,21 @@ peft is never imported here: its objects exist only where the program has import
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from segue._capture.naming import joined, unwrapped, walk
+from segue._capture.naming import joined, places, walk
 from segue._capture.staging import class_name, type_name
+from segue._capture.wrappers import is_adapter_layer, original_of_peft, unwrapped
 from segue.errors import UnsupportedState
 
-# The child that each kind of wrapper puts the original under.
-_ORIGINALS = {
-    "peft.peft_model.PeftModel": "base_model",
-    "peft.tuners.tuners_utils.BaseTuner": "model",
-    "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
-    "peft.utils.other.AuxiliaryTrainingWrapper": "original_module",
-}
-_OF_LAYERS = ("base_layer", "original_module")
 _RANK_ALLOCATOR = "peft.tuners.adalora.layer.RankAllocator"
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
-
-
-@functools.cache
-def _original(cls: type) -> str | None:
-    """Return the attribute under which a wrapper of peft holds what it wraps, or `None` for any other class."""
-    names = (class_name(base) for base in cls.__mro__ if base.__module__.startswith("peft."))
-    return next((_ORIGINALS[name] for name in names if name in _ORIGINALS), None)
-
-
-def is_adapter_layer(module: nn.Module) -> bool:
-    """Tell whether a module is a layer that holds adapters beside an original one."""
-    return _original_of(module) in _OF_LAYERS
-
-
-def _original_of(module: nn.Module) -> str | None:
-    cls: type = type(module)  # mypy takes no class of classes for hashable
-    return _original(cls)
 
 
 def base_places(module: nn.Module) -> Iterator[tuple[str, str, bool]]:
@@ -61,7 +36,7 @@ def _base_places(
 ) -> Iterator[tuple[str, str, bool]]:
     module = unwrapped(module)
     yield path, base_path, within
-    original = _original_of(module)
+    original = original_of_peft(module)
     holds_adapters = is_adapter_layer(module)
     for name, child in module._modules.items():
         if child is None:
@@ -98,11 +73,11 @@ def refuse_hidden_state(module: nn.Module, scope: str, keepers: Iterable[object]
     """
     held = {id(value) for keeper in keepers for value in getattr(keeper, "__dict__", {}).values()}
     tuners: list[tuple[str, nn.Module]] = []
-    for path, child in walk(module, scope):
-        original = _original_of(child)
+    for path, inside, child in _with_wrappers(module, scope):
+        original = original_of_peft(child)
         if original == "model":
-            tuners.append((f"{path}.", child))
-        around = {id(tuner) for prefix, tuner in tuners if path.startswith(prefix)}
+            tuners.append((inside, child))
+        around = {id(tuner) for prefix, tuner in tuners if inside.startswith(prefix)}
         for name, value in vars(child).items() if original is not None else ():
             if name in OF_EVERY_MODULE or not _counts_on(value) or {id(value), id(child), *around} & held:
                 continue
@@ -111,6 +86,16 @@ def refuse_hidden_state(module: nn.Module, scope: str, keepers: Iterable[object]
                 code="capture.hidden_state", where=f"{scope} {joined(path, name)}", found=type_name(value),
                 hint="hand in a component that saves it, and holds the tuner (`model.base_model`) in an attribute",
             )  # fmt: skip
+
+
+def _with_wrappers(module: nn.Module, scope: str) -> Iterator[tuple[str, str, nn.Module]]:
+    """Yield every module, wrappers too: as people reach it, and what the canonical names of all in it begin with."""
+    for path, child, wrappers in places(module, scope):
+        reached, inside = path, f"{path}." if path else ""
+        for wrapper, attribute in wrappers:
+            yield reached, inside, wrapper
+            reached = joined(reached, attribute)
+        yield reached, inside, child
 
 
 def _counts_on(value: Any) -> bool:

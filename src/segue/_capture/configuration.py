@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue._capture.adapters import OF_EVERY_MODULE, is_adapter_layer
+from segue._capture.adapters import OF_EVERY_MODULE
 from segue._capture.naming import walk
 from segue._capture.staging import capture_tensor, is_plain, type_name
+from segue._capture.wrappers import is_adapter_layer
 from segue._record.digest import tree_digest
 from segue._record.tree import same
 from segue.errors import ABSENT, ContractMismatch, Finding
@@ -161,17 +162,17 @@ def _differing(
         ours, theirs = record.get(path, {}), live.get(path, {})
         for name in ours.keys() | theirs.keys():
             before, now = ours.get(name, ABSENT), theirs.get(name, ABSENT)
-            if not _same_setting(before, now):
+            if not same_setting(before, now):
                 found.setdefault(name, []).append((path, before, now))
     return found
 
 
-def _same_setting(left: Any, right: Any) -> bool:
+def same_setting(left: Any, right: Any) -> bool:
     """Tell whether two settings compute the same: 8 and 8.0 do, and differ in nothing that a tensor would see."""
     if {type(left), type(right)} == {int, float}:
         return bool(left == right) and same(float(left), float(right))
     if type(left) is dict and type(right) is dict and left.keys() == right.keys():
-        return all(_same_setting(item, right[key]) for key, item in left.items())
+        return all(same_setting(item, right[key]) for key, item in left.items())
     return same(left, right)
 
 

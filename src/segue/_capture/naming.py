@@ -1,74 +1,69 @@
 """Canonical names: the name a tensor has without the wrappers around its modules.
 
-Wrappers are recognised by type while walking, never by cutting strings: a user's own submodule called `module` or
-`_orig_mod` keeps its name. `distributed` registers its own wrappers.
+Wrappers are recognised by class while walking, never by cutting strings: a user's own submodule called `module` or
+`_orig_mod` keeps its name.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from segue._capture.wrappers import refuse_sharded, register_wrapper, unwrapped, wrappers_of
 from segue.errors import UnsupportedState
 
-_WRAPPERS: dict[type[nn.Module], str] = {nn.DataParallel: "module"}
+__all__ = [
+    "ModulePlace", "NamedTensor", "buffer_places", "joined", "named_parameters", "named_tensors", "places",
+    "register_wrapper", "unwrapped", "walk",
+]  # fmt: skip
 
 
-def register_wrapper(wrapper: type[nn.Module], attribute: str) -> None:
-    """Make names skip `attribute` of modules of exactly this type."""
-    _WRAPPERS[wrapper] = attribute
+class ModulePlace(NamedTuple):
+    """A module where it stands."""
+
+    path: str
+    """Its canonical path; empty for the outermost."""
+    module: nn.Module
+    """The module under all wrappers."""
+    wrappers: tuple[tuple[nn.Module, str], ...]
+    """Those around it here, from the outside in, each with the attribute that holds what it wraps."""
 
 
-def _wrapped_attribute(module: nn.Module) -> str | None:
-    # Importing torch._dynamo takes seconds; a compiled module exists only where it is imported already.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and type(module) is dynamo.OptimizedModule:
-        return "_orig_mod"
-    return _WRAPPERS.get(type(module))
+def places(module: nn.Module, scope: str) -> Iterator[ModulePlace]:
+    """Yield every module with its canonical path and its wrappers, a shared one once for each of its places.
+
+    Raises:
+        UnsupportedState: If a module contains itself, or its parameters are shards.
+    """
+    yield from _places(module, "", (), scope)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module under all wrappers."""
-    while (attribute := _wrapped_attribute(module)) is not None:
-        _refuse_own_state(module, attribute)
-        module = getattr(module, attribute)
-    return module
-
-
-def _refuse_own_state(wrapper: nn.Module, attribute: str) -> None:
-    own = [*wrapper._parameters, *wrapper._buffers, *(name for name in wrapper._modules if name != attribute)]
-    if own:
+def _places(module: nn.Module, path: str, above: tuple[int, ...], scope: str) -> Iterator[ModulePlace]:
+    wrappers = tuple(wrappers_of(module))
+    module = unwrapped(module)
+    if id(module) in above:
         raise UnsupportedState(
-            "a wrapper has parameters, buffers or modules of its own", code="capture.wrapper",
-            where=type(wrapper).__name__, found=", ".join(own), hint="register them on the module inside",
-        )  # fmt: skip
+            "a module contains itself", code="capture.module_cycle", where=f"{scope} {path}"
+        )
+    refuse_sharded(module, f"{scope} {path}".rstrip())
+    yield ModulePlace(path, module, wrappers)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _places(child, joined(path, name), (*above, id(module)), scope)
 
 
 def walk(module: nn.Module, scope: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module with its canonical path, a shared one once for each of its places.
 
     Raises:
-        UnsupportedState: If a module contains itself.
+        UnsupportedState: If a module contains itself, or its parameters are shards.
     """
-    yield from _walk(module, "", (), scope)
-
-
-def _walk(
-    module: nn.Module, path: str, above: tuple[int, ...], scope: str
-) -> Iterator[tuple[str, nn.Module]]:
-    module = unwrapped(module)
-    if id(module) in above:
-        raise UnsupportedState(
-            "a module contains itself", code="capture.module_cycle", where=f"{scope} {path}"
-        )
-    yield path, module
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _walk(child, joined(path, name), (*above, id(module)), scope)
+    for place in places(module, scope):
+        yield place.path, place.module
 
 
 def joined(path: str, name: str) -> str:

@@ -7,7 +7,7 @@ its position never is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from segue._record.parts import PartsSpec, class_of
@@ -108,7 +108,7 @@ class TrainableContract:
         kinds = {name: _kind_of(found.tensors[name]) for name in new if found.tensors[name] is not None}
         twins = Twins(kinds if gone else {})
         for name in sorted(gone):
-            yield self._missing(name, aliases, twins, scope)
+            yield self._missing(name, aliases, twins, found.tensors.keys(), scope)
         for name in sorted(new):
             yield found._extra(name, recorded_aliases, scope)
         for name in sorted(self.tensors.keys() & found.tensors.keys()):
@@ -163,13 +163,15 @@ class TrainableContract:
     def _known_names(self) -> set[str]:
         return {*self.tensors, *self._names()}
 
-    def _missing(self, name: str, aliases: Mapping[str, Sharing], twins: Twins, scope: str) -> Finding:
+    def _missing(
+        self, name: str, aliases: Mapping[str, Sharing], twins: Twins, found: Collection[str], scope: str
+    ) -> Finding:
         alias = aliases.get(name)
         hint = None
         if alias is not None:
             hint = f"in the program it is an alias of {next(iter(alias.members))}"
         else:
-            hint = self._rename_hint(name, twins, scope)
+            hint = self._rename_hint(name, twins, found, scope)
         kind = getattr(self.tensors[name], "kind", "buffer")
         return Finding(
             ContractMismatch, f"{scope}.missing.{name}", f"a {kind} of the record is missing in the program",
@@ -177,13 +179,15 @@ class TrainableContract:
             when_accepted="leaves it out",
         )  # fmt: skip
 
-    def _rename_hint(self, name: str, twins: Twins, scope: str) -> str | None:
+    def _rename_hint(self, name: str, twins: Twins, found: Collection[str], scope: str) -> str | None:
         """Propose the entry of `rename=` that would bring this name to a new tensor of its kind and shape."""
         twin = twins.closest(name, _kind_of(self.tensors[name]))
         if twin is None:
             return None
         old, new = without_common_end(name, twin)
-        entry = {old: new} if old and new else {name: twin}
+        # All of it moved, into a module or out of one: a wrapper of the program's own, say.
+        as_one = (old and new) or not self.tensors.keys() & found
+        entry = {old: new} if as_one else {name: twin}
         # What is in a component has its name before its own.
         [(old, new)] = [(_in_scope(old, scope), _in_scope(new, scope)) for old, new in entry.items()]
         return f'was it renamed? then resume(rename={{"{old}": "{new}"}}) tells so'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
         record: Not changed.
         names: From the recorded name to the new one. The name of a submodule renames everything below it; the longest
             name that fits wins. What is in a component has the component's name before its own: `ema/module.head`.
+            The whole model is `""`, and a whole component `ema/`: `{"inner": ""}` takes a wrapper of one's own away.
 
     Raises:
         InvalidRecord: If neither name of an entry is known, two tensors would get one name, or one would go to another
@@ -36,8 +37,10 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
         # A program keeps its entry after the first resume; the records it writes then have the new name already.
         if old not in known and new not in known:
             raise InvalidRecord(
-                "nothing in the record has this name", code="rename.unknown", where=f"rename {old}"
-            )
+                "nothing in the record has this name", code="rename.unknown", where=f"rename {old}",
+                hint="names are those without wrappers (compiled, data parallel, checkpointing, peft's), as `record.model.tensors` has them",
+            )  # fmt: skip
+    names = {old: new for old, new in names.items() if not _is_done(old, new, known)}
     scopes = _scopes(record, names)
     tables = {prefix: _table(_contract(record, prefix), names) for prefix, names in scopes.items()}
     table = {prefix + old: prefix + new for prefix, part in tables.items() for old, new in part.items()}
@@ -65,6 +68,17 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
             handed_out=tuple(sorted(table.get(name, name) for name in record.window.handed_out)),
         ),
     )
+
+
+def renamed_module(record: ModuleRecord, names: Mapping[str, str]) -> ModuleRecord:
+    """Return the record of a module alone with its tensors and submodules renamed; names are as in `renamed`."""
+    names = _with_modules(names)
+    return _module(record, names, _table(record.contract, names)) if names else record
+
+
+def names_in(record: ModuleRecord) -> set[str]:
+    """Return what a module's tensors and submodules are called, all that these lie in, and the whole of it."""
+    return {"", *_names_in(record)}
 
 
 def _contract(record: TrainingRecord, prefix: str) -> TrainableContract:
@@ -105,9 +119,23 @@ def _with_modules(names: Mapping[str, str]) -> dict[str, str]:
     return {**implied, **names}
 
 
+def _is_done(old: str, new: str, known: Collection[str]) -> bool:
+    """Tell whether all that would go deeper, as by `{"": "inner"}`, is there already."""
+    inside = _below(old)
+    if old == new or not new.startswith(inside):
+        return False
+    others = (name for name in known if name.startswith(inside) and name != old)
+    return all(name == new or name.startswith(_below(new)) or new.startswith(f"{name}.") for name in others)
+
+
+def _below(name: str) -> str:
+    """Return what the names of all in a module begin with; the whole of a component is `ema/`."""
+    return f"{name}." if name and not name.endswith("/") else name
+
+
 def known_names(record: TrainingRecord) -> set[str]:
-    """Return what tensors and submodules are called, and all that these lie in."""
-    return {prefix + name for prefix, module in _modules(record).items() for name in _names_in(module)}
+    """Return what tensors and submodules are called, all that these lie in, and the whole of each module."""
+    return {prefix + name for prefix, module in _modules(record).items() for name in names_in(module)}
 
 
 def _names_in(record: ModuleRecord) -> set[str]:
@@ -127,10 +155,40 @@ def _aliases(contract: TrainableContract) -> list[str]:
 
 
 def _new_name(name: str, names: Mapping[str, str]) -> str:
-    for old in _outwards(name):
+    for old in (*_outwards(name), ""):
         if old in names:
-            return names[old] + name[len(old) :]
+            return ".".join(filter(None, (names[old], name[len(old) :].removeprefix("."))))
     return name
+
+
+def _new_modes(
+    modes: Mapping[str, bool], tensors: Collection[str], names: Mapping[str, str]
+) -> dict[str, bool]:
+    """Rename the modules that have modes.
+
+    Those between an old place and a new one further out go, but for what else they hold; those between an old place
+    and a new one further in come, and are as the module that went there.
+    """
+    moved = {path: _new_name(path, names) for path in modes}
+    emptied = dict(_between((old, new) for old, new in names.items()))
+    found = {new: modes[path] for path, new in moved.items() if path not in emptied}
+    held = [*found, *tensors]
+    for path in emptied.keys() & modes.keys():
+        if any(name.startswith(_below(path)) for name in held):
+            found.setdefault(path, modes[path])
+    for path, old in _between((new, old) for old, new in names.items()):
+        if old in modes:
+            found.setdefault(path, modes[old])
+    return found
+
+
+def _between(places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the modules around an inner place, up to the outer one, each with the outer; nothing for places beside each other."""
+    for inner, outer in places:
+        if inner != outer and inner.startswith(_below(outer)):
+            for path in (*[*_outwards(inner)][1:], ""):
+                if path == outer or path.startswith(_below(outer)):
+                    yield path, outer
 
 
 def _table(contract: TrainableContract, names: Mapping[str, str]) -> dict[str, str]:
@@ -151,7 +209,7 @@ def _module(record: ModuleRecord, names: Mapping[str, str], table: Mapping[str, 
     sharing = [replace(item, members=_members(item, names)) for item in contract.sharing]
     return ModuleRecord(
         dict(sorted((table[name], tensor) for name, tensor in record.tensors.items())),
-        {_new_name(path, names): mode for path, mode in record.training.items()},
+        _new_modes(record.training, table.values(), names),
         TrainableContract(
             dict(sorted((table[name], spec) for name, spec in contract.tensors.items())),
             tuple(sorted(sharing, key=lambda item: sorted(item.members))),
@@ -159,10 +217,14 @@ def _module(record: ModuleRecord, names: Mapping[str, str], table: Mapping[str, 
             dict(sorted((table[name], spec) for name, spec in contract.bound.items())),
         ),
         _base(record.base, table),
-        None
-        if record.configuration is None
-        else {_new_name(path, names): item for path, item in record.configuration.items()},
+        _by_path(record.configuration, names),
+        _by_path(record.extra, names),
+        _by_path(record.settings, names),
     )
+
+
+def _by_path(trees: Any, names: Mapping[str, str]) -> Any:
+    return None if trees is None else {_new_name(path, names): tree for path, tree in trees.items()}
 
 
 def _base(base: BaseRecord | None, table: Mapping[str, str]) -> BaseRecord | None:

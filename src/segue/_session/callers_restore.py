@@ -27,6 +27,7 @@ from segue._session.callers_checks import (
 from segue._session.callers_pending import refuse_impossible_window, restored_pending
 from segue._session.callers_schedulers import restored_schedulers
 from segue._session.callers_values import is_callers_form
+from segue._session.former_names import with_names_of_today
 from segue._session.refusals import environment_findings, refuse_other_version, warn_of_environment
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def restore(
     wanted = device if device is not None else _requested(record)
     if wanted is not None:
         refuse_elsewhere(model, wanted)
+    value = with_names_of_today(value, {"": model})
     refuse_other_parameters(value, model, has_optimizers=False)
     model, optimizers = _restored_optimizers(callbacks, handed, model)
     refuse_other_parameters(value, model, has_optimizers=True)

@@ -13,6 +13,7 @@ from segue._capture.writes import run_all
 from segue._record.base import BaseIdentity
 from segue._record.composite import blobs
 from segue._record.sections import ModuleRecord
+from segue._session.former_names import module_with_names_of_today
 from segue._session.live import refuse_no_model
 from segue._session.model_checks import base_findings
 from segue._session.own_dtypes import in_own_dtypes
@@ -85,6 +86,7 @@ def restore_module(
             "not the record of a module that segue captured", code="module.record", where="restore_module",
             expected="a ModuleRecord with its tensors", found=type(record).__name__,
         )  # fmt: skip
+    record = module_with_names_of_today(record, module)
     record = replace(record, tensors=in_own_dtypes(record.tensors, "model"))
     findings = [*modules.check_module(record, module, "model"), *base_findings(record, module, base)]
     # In which dtype gradients come, optimizers set, which are made for the restored module.
