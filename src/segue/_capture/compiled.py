@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from segue._capture.naming import joined, places
+
 
 def compiled_in(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return the backend of each compiled module by its own path, wrappers included.
+    """Return the backend of each compiled module by its canonical path.
 
     Args:
         modules: The registered modules by name.
@@ -20,9 +22,10 @@ def compiled_in(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     ):  # nothing is compiled without it, and importing takes seconds
         return {}
     return {
-        path: backend
+        joined(name, path): backend
         for name, module in modules.items()
-        for path, child in module.named_modules(prefix=name)
+        for path, inner, wrappers in places(module, name)
+        for child in (*(wrapper for wrapper, _ in wrappers), inner)
         for backend in _backends(child)
     }
 
