@@ -34,6 +34,7 @@ from segue._record.tree import copied
 from segue._session.bound_model import bound
 from segue._session.checks import find_mismatches
 from segue._session.counters import warn_of_stuck_counters
+from segue._session.former_names import with_names_of_today
 from segue._session.live import (
     LiveTraining,
     by_name,
@@ -322,7 +323,7 @@ class Training:
         Collective:
             No.
         """
-        self._admit(renamed(record, rename or {}), accept)
+        self._admit(with_names_of_today(renamed(record, rename or {}), self._live.modules()), accept)
 
     def _admit(self, record: TrainingRecord, accept: Collection[str]) -> list[str]:
         accept = entries_in(accept)
@@ -375,7 +376,7 @@ class Training:
         self._async_captures.settle()
         known = known_names(record) if rename else ()
         effective = {old: new for old, new in rename.items() if old in known}
-        record = renamed(record, rename)
+        record = with_names_of_today(renamed(record, rename), self._live.modules())
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
