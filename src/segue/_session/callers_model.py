@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from segue._capture.component import Component, capture_object
-from segue._capture.module import contract_of, modes_of
+from segue._capture.modes import modes_of
+from segue._capture.module import contract_of
 from segue._capture.staging import is_of_class, type_name
 from segue._record.base import BaseRecord
 from segue._record.sections import ComponentRecord, ModuleRecord
