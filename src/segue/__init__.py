@@ -17,6 +17,9 @@ from segue import errors, optim, quant, stores
 from segue._capture.base import base_identity
 from segue._capture.component import Component
 from segue._capture.rng import RngStreams
+from segue._capture.sampler.exact_sampler import ExactSampler
+from segue._capture.sampler.seeded_samples import SeededSamples
+from segue._capture.sampler.seeds import per_sample_seed
 from segue._capture.state_of import StateOf
 from segue._record.base import BaseIdentity
 from segue._record.diff import Difference, RecordDiff
@@ -47,6 +50,7 @@ __all__ = [
     "Checkpointer",
     "Component",
     "Difference",
+    "ExactSampler",
     "ForkedRun",
     "FullModel",
     "GradientAccumulator",
@@ -57,6 +61,7 @@ __all__ = [
     "RecordDiff",
     "RestoredTraining",
     "RngStreams",
+    "SeededSamples",
     "StateOf",
     "SummedLoss",
     "TrainableOnly",
@@ -74,6 +79,7 @@ __all__ = [
     "from_bytes",
     "load",
     "optim",
+    "per_sample_seed",
     "quant",
     "restore_gradients",
     "restore_module",

@@ -15,10 +15,10 @@ import segue
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
-    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "ForkedRun", "FullModel", "GradientAccumulator",
+    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "ExactSampler", "ForkedRun", "FullModel", "GradientAccumulator",
     "GradientEntry", "GradientsRecord", "PendingSave", "RankLocal", "RecordDiff", "RestoredTraining", "RngStreams",
-    "StateOf", "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
-    "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "fork", "from_bytes", "load", "optim", "quant",
+    "SeededSamples", "StateOf", "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
+    "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "fork", "from_bytes", "load", "optim", "per_sample_seed", "quant",
     "restore_gradients", "restore_module", "restore_optimizer", "save", "stores", "to_bytes", "verify",
 ]  # fmt: skip
 
@@ -105,6 +105,11 @@ SECTIONS = {
     "capture_optimizer": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "restore_optimizer": ("Args", "Raises", "Guarantees", "Cost", "Collective"),
     "TrainableOnly": ("Args", "Raises", "Guarantees", "Cost"),
+    "ExactSampler": ("Args", "Raises", "Guarantees", "Cost"),
+    "ExactSampler.commit": ("Raises",),
+    "ExactSampler.load_state_dict": ("Raises",),
+    "SeededSamples": ("Args", "Raises", "Guarantees", "Cost"),
+    "per_sample_seed": ("Args", "Returns", "Raises", "Guarantees", "Cost"),
     "StateOf": ("Args", "Raises", "Guarantees"),
     "base_identity": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),
     "TrainingRecord.capture": ("Args", "Returns", "Raises", "Guarantees", "Cost", "Collective"),

@@ -33,4 +33,4 @@ def per_sample_seed(seed: SupportsIndex, epoch: SupportsIndex, index: SupportsIn
     return hashed(
         b"segue.sample",
         checked(seed, "seed", SEEDS), checked(epoch, "epoch", COUNTS), checked(index, "index", COUNTS),
-    ) >> 1  # fmt: skip
+    ) & (COUNTS - 1)  # fmt: skip
