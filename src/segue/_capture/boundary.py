@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.utils import parametrize
 
 from segue.errors import NotAtBoundary
 
@@ -16,3 +17,16 @@ def refuse_inside_backward() -> None:
             where="autograd",
             hint="capture between microbatches, not from a gradient hook",
         )
+
+
+def refuse_cached_weights() -> None:
+    """Raise `NotAtBoundary` inside `torch.nn.utils.parametrize.cached()`, once it holds a weight.
+
+    It would be neither captured nor replaced: what is restored would be computed with the weights of before (torch 2.13).
+    """
+    held = getattr(parametrize, "_cache", None)
+    if held:
+        raise NotAtBoundary(
+            "parametrized weights are cached", where="torch.nn.utils.parametrize.cached()", found=f"{len(held)} weights",
+            hint="capture and restore outside of the `with` block",
+        )  # fmt: skip

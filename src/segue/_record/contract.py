@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from segue._record.parametrized import parametrization_findings
 from segue._record.parts import PartsSpec, class_of
 from segue._record.structure import added
 from segue._record.twins import Twins, without_common_end
@@ -104,6 +105,9 @@ class TrainableContract:
         """
         # What is missing first: its hint tells of a rename, and the rest follows from that.
         gone, new = self.tensors.keys() - found.tensors.keys(), found.tensors.keys() - self.tensors.keys()
+        findings, told = parametrization_findings(self.tensors, found.tensors, scope)
+        yield from findings
+        gone, new = gone - told, new - told
         aliases, recorded_aliases = found._names(), self._names()
         kinds = {name: _kind_of(found.tensors[name]) for name in new if found.tensors[name] is not None}
         twins = Twins(kinds if gone else {})

@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from segue._capture import module as modules
-from segue._capture.boundary import refuse_inside_backward
+from segue._capture.boundary import refuse_cached_weights, refuse_inside_backward
+from segue._capture.component import ObjectRestore
+from segue._capture.extra_state import extra_objects
+from segue._capture.lazily import Materialised
 from segue._capture.writes import run_all
 from segue._record.base import BaseIdentity
 from segue._record.composite import blobs
@@ -22,7 +25,7 @@ from segue.errors import InvalidRecord
 
 
 def capture_module(module: nn.Module) -> ModuleRecord:
-    """Take a module as a value: every parameter and buffer, trainable flags and modes.
+    """Take a module as a value: every parameter and buffer, trainable flags, modes, and extra state.
 
     Args:
         module: In any wrapper; names are those without wrappers.
@@ -32,7 +35,7 @@ def capture_module(module: nn.Module) -> ModuleRecord:
 
     Raises:
         NotAtBoundary: Inside a backward.
-        UnsupportedState: If a tensor, or a module with state of its own making, can't be kept.
+        UnsupportedState: If a tensor, or what a module saves in a way of its own, can't be kept.
 
     Guarantees:
         Read-only. `restore_module` gives every bit back.
@@ -44,6 +47,7 @@ def capture_module(module: nn.Module) -> ModuleRecord:
         No.
     """
     refuse_inside_backward()
+    refuse_cached_weights()
     refuse_no_model(module)
     return modules.capture_module(module, "model")
 
@@ -61,7 +65,8 @@ def restore_module(
 
     Raises:
         DeviceMismatch: If a tensor is on another device.
-        ContractMismatch: If tensors or submodules differ in names, layouts, ties or flags.
+        ContractMismatch: If tensors or submodules differ in names, layouts, ties or flags, modules of torch in what they
+            compute with, or a module refuses its extra state; then it has been put back.
         BaseMismatch: If the record leaves a base out, and this module has another.
         LossyRecord: If it was stored in a precision that lost something.
         InvalidRecord: If it is no record of a module, or one of a model that the caller restores.
@@ -78,6 +83,7 @@ def restore_module(
     Collective:
         No.
     """
+    refuse_cached_weights()
     refuse_no_model(module)
     if not isinstance(record, ModuleRecord) or (
         record.base is not None and record.base.source == "model_state"
@@ -88,11 +94,22 @@ def restore_module(
         )  # fmt: skip
     record = module_with_names_of_today(record, module)
     record = replace(record, tensors=in_own_dtypes(record.tensors, "model"))
-    findings = [*modules.check_module(record, module, "model"), *base_findings(record, module, base)]
-    # In which dtype gradients come, optimizers set, which are made for the restored module.
-    refuse_all(finding for finding in findings if not finding.code.startswith("model.grad_dtype."))
-    for blob in blobs(dict(record.tensors)):
-        blob.source.verify()
-    # A buffer that is allocated in inference mode could never be written to outside of it (torch 2.13).
-    with torch.inference_mode(False):
-        run_all(modules.plan_module(record, module, "model"))
+    with Materialised([(record, module, "model")]) as lazy:
+        findings = [*modules.check_module(record, module, "model"), *base_findings(record, module, base)]
+        # In which dtype gradients come, optimizers set, which are made for the restored module.
+        refuse_all(finding for finding in findings if not finding.code.startswith("model.grad_dtype."))
+        for blob in (*blobs(dict(record.tensors)), *blobs(record.extra)):
+            blob.source.verify()
+        # A buffer that is allocated in inference mode could never be written to outside of it (torch 2.13).
+        with torch.inference_mode(False):
+            writes = modules.plan_module(record, module, "model")
+            _tell_extra_state(record, module)
+            lazy.keep()
+            run_all(writes)
+
+
+def _tell_extra_state(record: ModuleRecord, module: nn.Module) -> None:
+    objects = extra_objects(record.extra, module, "model")
+    records = {scope: state for scope, (state, _) in objects.items()}
+    values = {scope: value for scope, (_, value) in objects.items()}
+    ObjectRestore(records, values, reread=records).run()
