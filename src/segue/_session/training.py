@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from segue._capture.adapters import refuse_hidden_state
-from segue._capture.boundary import refuse_inside_backward
+from segue._capture.boundary import refuse_cached_weights, refuse_inside_backward
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import STREAMS_NAME, Component, Stateful, capture_component, streams_last
 from segue._capture.environment import capture_environment
@@ -171,6 +171,7 @@ class Training:
             No.
         """
         refuse_inside_backward()
+        refuse_cached_weights()
         self._refuse_half_written()
         live = self._live
         self._refuse_unregistered()
@@ -326,6 +327,7 @@ class Training:
         self._admit(with_names_of_today(renamed(record, rename or {}), self._live.modules()), accept)
 
     def _admit(self, record: TrainingRecord, accept: Collection[str]) -> list[str]:
+        refuse_cached_weights()
         accept = entries_in(accept)
         findings = find_mismatches(record, self._live)
         environment = environment_findings(record, self._live.modules_by_scope())
