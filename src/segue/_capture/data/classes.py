@@ -1,0 +1,41 @@
+"""Classes of other libraries by name: torchdata and datasets are never imported here, only recognised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from segue._capture.staging import class_name
+
+STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
+PLAIN_LOADER = "torch.utils.data.dataloader.DataLoader"
+ITERABLE_DATASET = "torch.utils.data.dataset.IterableDataset"
+STREAMED_DATASET = "datasets.iterable_dataset.IterableDataset"
+TABLE_DATASET = "datasets.arrow_dataset.Dataset"
+NODE = "torchdata.nodes.base_node.BaseNode"
+NODES_LOADER = "torchdata.nodes.loader.Loader"
+SAMPLER_NODE = "torchdata.nodes.adapters.SamplerWrapper"
+
+
+def is_a(value: object, *names: str) -> bool:
+    """Tell whether an object is of a class that is called so, or of a subclass."""
+    return any(class_name(cls) in names for cls in type(value).__mro__)
+
+
+def is_exactly(value: object, *names: str) -> bool:
+    """Tell whether an object is of a class that is called so, and of no subclass, which may do otherwise."""
+    return class_name(type(value)) in names
+
+
+def has_state(value: object) -> bool:
+    """Tell whether an object saves and takes over its own state."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def same_class(before: Any, now: Any) -> bool:
+    """Tell whether two names of classes mean one: those of a script are in `__main__`, or in a module."""
+    if before == now or not (isinstance(before, str) and isinstance(now, str)):
+        return bool(before == now)
+    if not (before.startswith("__main__.") or now.startswith("__main__.")):
+        return False
+    one, other = before.removeprefix("__main__."), now.removeprefix("__main__.")
+    return one.endswith(f".{other}") or other.endswith(f".{one}")

@@ -1,0 +1,78 @@
+"""Which kind of loader an object is, and what to write instead where it is none that can be placed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from segue._capture.data.classes import (
+    NODE,
+    NODES_LOADER,
+    STATEFUL_LOADER,
+    STREAMED_DATASET,
+    TABLE_DATASET,
+    has_state,
+    is_a,
+)
+from segue._capture.data.nodes import Nodes
+from segue._capture.data.replayed import ReplayedSource
+from segue._capture.data.source import Source
+from segue._capture.data.stateful_iterable import StatefulIterable
+from segue._capture.data.stateful_loader import StatefulLoader
+from segue._capture.data.streamed import saves_itself_whole
+from segue._capture.staging import type_name
+from segue.errors import UnsupportedState
+
+
+def source_of(loader: Any, *, replay: bool) -> Source:
+    """Return what places this kind of loader.
+
+    Raises:
+        UnsupportedState: If nothing does; the hint is what to write.
+    """
+    if is_a(loader, STATEFUL_LOADER):
+        return StatefulLoader(loader, replay=replay)
+    if isinstance(loader, Sampler | Dataset) and not is_a(loader, STREAMED_DATASET):
+        raise _no_loader(loader, "hand in the loader over it: `segue.DataPosition(loader)`")
+    if is_a(loader, TABLE_DATASET):
+        raise _no_loader(
+            loader, "hand in a loader over it: `segue.DataPosition(StatefulDataLoader(dataset, ...))`"
+        )
+    if replay:
+        return _replayed(loader)
+    if isinstance(loader, DataLoader):
+        return plain_source(loader)
+    if is_a(loader, NODE, NODES_LOADER):
+        return Nodes(loader)
+    if is_a(loader, STREAMED_DATASET):
+        return StatefulIterable(loader) if saves_itself_whole(loader) else ReplayedSource(loader)
+    if hasattr(loader, "__iter__") and has_state(loader):
+        return StatefulIterable(loader)
+    raise _no_loader(
+        loader,
+        "give it `state_dict` and `load_state_dict`, or let it be run again from the beginning of the pass: "
+        "`segue.DataPosition(loader, replay=True)`",
+    )
+
+
+def _replayed(loader: Any) -> Source:
+    if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
+        raise _no_loader(loader, "hand in what can be iterated over again and again, not an iterator")
+    return ReplayedSource(loader)
+
+
+def plain_source(loader: DataLoader[Any]) -> Source:
+    """Return what places a plain `DataLoader`."""
+    raise _no_loader(
+        loader,
+        "it knows no position: `loader = DataLoader(dataset, batch_size=..., sampler=segue.ExactSampler(dataset))`, "
+        "`data = segue.DataPosition(loader)`",
+    )
+
+
+def _no_loader(loader: Any, hint: str) -> UnsupportedState:
+    return UnsupportedState(
+        "this object can't be stood in again where a run stood in it", code="capture.data.loader", where="data",
+        found=type_name(loader), hint=hint,
+    )  # fmt: skip
