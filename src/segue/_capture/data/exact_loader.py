@@ -139,7 +139,11 @@ def _refused(what: str, aspect: str, expected: object, found: object, hint: str)
 
 
 def _wrong(position: Any, progress: Progress, contract: Mapping[str, Any]) -> str | None:
-    if type(position) is not dict or position.keys() != _SETTINGS or type(position["has_workers"]) is not bool:
+    if (
+        type(position) is not dict
+        or position.keys() != _SETTINGS
+        or type(position["has_workers"]) is not bool
+    ):
         return "the record holds no position of an ExactSampler"
     epoch, committed, length = position["epoch"], position["committed"], contract.get("sampler.length")
     if any(type(count) is not int or not 0 <= count < 2**63 for count in (epoch, committed, length)):

@@ -16,6 +16,7 @@ from segue._capture.data.classes import (
     is_a,
 )
 from segue._capture.data.nodes import Nodes
+from segue._capture.data.plain_loader import plain_source
 from segue._capture.data.replayed import ReplayedSource
 from segue._capture.data.source import Source
 from segue._capture.data.stateful_iterable import StatefulIterable
@@ -60,15 +61,6 @@ def _replayed(loader: Any) -> Source:
     if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
         raise _no_loader(loader, "hand in what can be iterated over again and again, not an iterator")
     return ReplayedSource(loader)
-
-
-def plain_source(loader: DataLoader[Any]) -> Source:
-    """Return what places a plain `DataLoader`."""
-    raise _no_loader(
-        loader,
-        "it knows no position: `loader = DataLoader(dataset, batch_size=..., sampler=segue.ExactSampler(dataset))`, "
-        "`data = segue.DataPosition(loader)`",
-    )
 
 
 def _no_loader(loader: Any, hint: str) -> UnsupportedState:

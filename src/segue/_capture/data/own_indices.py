@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,44 +97,40 @@ class Delivered(Iterator[Any]):
 
 
 class Drawn(Iterator[Any]):
-    """The indices of a pass, with a digest of those that were delivered: a loader fetches ahead.
+    """The indices of a pass behind those that were delivered, and a digest of these: a loader fetches ahead.
 
     Args:
         draw: Begins a pass of a sampler.
+        delivered: How many to skip. If there are fewer, the digest is not that of so many.
     """
 
-    def __init__(self, draw: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, draw: Callable[[], Iterator[Any]], delivered: int) -> None:
         self._draw = draw
+        self._skipped = delivered
         self._iterator: Iterator[Any] | None = None
         self._hashed = hashlib.blake2b(digest_size=16)
         self._ahead: deque[str] = deque()
         self.digest = self._hashed.hexdigest()
         """Of all that was delivered."""
 
-    def start(self, delivered: int = 0) -> None:
-        """Let the sampler begin, and skip what was delivered; nothing if it has begun.
-
-        Raises:
-            StopIteration: If there is less.
-        """
-        if self._iterator is not None:
-            return
-        self._iterator = self._draw()
-        for _ in range(delivered):
-            self._next()
-            self.deliver()
+    def start(self) -> Iterator[Any]:
+        """Let the sampler begin now, if it hasn't, and skip."""
+        if self._iterator is None:
+            self._iterator = self._draw()
+            for indices in itertools.islice(self._iterator, self._skipped):
+                self._note(indices)
+                self.deliver()
+        return self._iterator
 
     def deliver(self) -> None:
         """Take notice that one more was handed out."""
         self.digest = self._ahead.popleft()
 
     def __next__(self) -> Any:
-        self.start()
-        return self._next()
+        indices = next(self.start())
+        self._note(indices)
+        return indices
 
-    def _next(self) -> Any:
-        assert self._iterator is not None
-        found = next(self._iterator)
-        self._hashed.update(repr(found).encode())
-        self._ahead.append(self._hashed.copy().hexdigest())
-        return found
+    def _note(self, indices: Any) -> None:
+        self._hashed.update(f"{indices!r};".encode())
+        self._ahead.append(self._hashed.hexdigest())

@@ -30,6 +30,10 @@ def plain_source(loader: DataLoader[Any]) -> Source:
             says what to write instead.
     """
     _refuse_iterable(loader)
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise _refused("a DataLoader that iterates in its own way may fetch ahead, and begin at another time than others",
+                       "capture.data.loader", type_name(loader),
+                       "hand in a plain DataLoader, and do in the loop what this one does")  # fmt: skip
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise _refused("batches come in the order in which workers happen to finish, which nothing repeats",
                        "capture.data.order", "in_order=False", "build the loader with `in_order=True`")  # fmt: skip

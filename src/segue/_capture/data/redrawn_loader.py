@@ -109,7 +109,7 @@ class RedrawnLoader:
         if self._beginning is not None:
             beginning.put(self._beginning, self.loader)
         rest = self._pass(progress.delivered)
-        if self._drawn is not None and self._drawn.digest_when_placed != position["digest"]:
+        if self._drawn is None or self._drawn.digest != position["digest"]:
             raise _other_samples()
         return rest
 
