@@ -16,6 +16,7 @@ Start with `Training` and `Checkpointer`.
 from segue import errors, optim, quant, stores
 from segue._capture.base import base_identity
 from segue._capture.component import Component
+from segue._capture.data.position import DataPosition
 from segue._capture.rng import RngStreams
 from segue._capture.sampler.exact_sampler import ExactSampler
 from segue._capture.sampler.seeded_samples import SeededSamples
@@ -49,6 +50,7 @@ __all__ = [
     "CheckpointInfo",
     "Checkpointer",
     "Component",
+    "DataPosition",
     "Difference",
     "ExactSampler",
     "ForkedRun",

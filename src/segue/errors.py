@@ -383,6 +383,12 @@ class SaveFailed(SegueError):
     default_code = "save.failed"
 
 
+class StaleIterator(SegueError):
+    """A batch was asked of a pass over the data that another one, or a restore, has replaced."""
+
+    default_code = "data.stale"
+
+
 class RestoreInterrupted(SegueError):
     """The bytes changed or vanished after writing had begun: rebuild this `Training` from scratch."""
 

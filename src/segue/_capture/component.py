@@ -16,13 +16,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from segue._capture.data.classes import NODE, NODES_LOADER, STATEFUL_LOADER, STREAMED_DATASET, is_a
+from segue._capture.data.position import DataPosition
 from segue._capture.deferred import deferring
 from segue._capture.module import capture_module, check_module
 from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
 from segue._capture.scaler import check_factors, configured_factors
 from segue._capture.scheduler import is_scheduler
-from segue._capture.staging import class_name, is_of_class, type_name
+from segue._capture.staging import is_of_class, type_name
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
 from segue.errors import (
@@ -95,9 +97,8 @@ def _refuse_misplaced(value: object, where: str) -> None:
         hint = "hand it in as one of the optimizers: `Training(model, {name: optimizer})`"
     elif is_scheduler(value):
         hint = "hand it in as one of the schedulers: `Training(model, optimizer, {name: scheduler})`"
-    elif any(class_name(cls) == "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader"
-             for cls in type(value).__mro__):  # fmt: skip
-        hint = "its iterator must be rebuilt in step with the random streams, which is not supported yet; keep your own position in the caller state"
+    elif is_a(value, STATEFUL_LOADER, NODES_LOADER, NODE, STREAMED_DATASET):
+        hint = 'register its position, and iterate over that: `data = segue.DataPosition(loader)`, `components={"data": data}`'
     elif isinstance(value, DataLoader):
         hint = _loader_hint(value)
     else:
@@ -108,11 +109,12 @@ def _refuse_misplaced(value: object, where: str) -> None:
 
 def _loader_hint(loader: DataLoader[Any]) -> str:
     if isinstance(loader.sampler, SequentialSampler):
-        return "a DataLoader knows no position; count batches in the caller state and skip that many after resuming"
+        return 'register its position, and iterate over that: `data = segue.DataPosition(loader)`, `components={"data": data}`'
     shuffles = "shuffles" if isinstance(loader.sampler, RandomSampler) else "draws its own order"
     return (
-        f"it {shuffles} anew at each start and knows no position; draw the order yourself, keep order and position "
-        "in the caller state, and iterate over `Subset(dataset, order[position:])`"
+        f"it {shuffles} anew at each start and knows no position; "
+        "`loader = DataLoader(dataset, sampler=segue.ExactSampler(dataset), ...)`, then register "
+        "`data = segue.DataPosition(loader)` and iterate over that"
     )
 
 
@@ -199,6 +201,8 @@ def check_component(record: ComponentRecord, value: Any, name: str, shares: Any 
         )
     elif isinstance(value, torch.amp.GradScaler) and record.kind == "state_dict":
         yield from check_factors(record, value, scope)
+    elif isinstance(value, DataPosition):
+        yield from value.findings(thaw(record.tree), scope)
     elif record.kind == "component":
         for clause in value.check(thaw(record.tree)) or ():
             yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)
@@ -210,9 +214,9 @@ def _shown_shares(tree: Any) -> Any:
     return {name: "/".join(share["with"]) for name, share in tree["shares"].items()}
 
 
-def streams_last(names: Iterable[str]) -> list[str]:
-    """Sort components by name, the one called `rng` behind all others, since those may draw."""
-    return sorted(names, key=lambda name: (name == STREAMS_NAME, name))
+def streams_last(names: Iterable[str], values: Mapping[str, Any]) -> list[str]:
+    """Sort components by name; positions in data behind all others, and `rng` behind these, since building an iterator draws."""
+    return sorted(names, key=lambda name: (name == STREAMS_NAME, isinstance(values.get(name), DataPosition), name))
 
 
 class ObjectRestore:

@@ -13,6 +13,7 @@ import torch
 
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, streams_last
+from segue._capture.data.position import with_accepted
 from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import flag_write, plan_module
 from segue._capture.opaque import ask
@@ -162,10 +163,15 @@ def _objects(record: TrainingRecord, live: LiveTraining, accepted: Collection[st
     }
     optimizers = {scope: record for scope, (record, _) in asked.items()}
     components = {
-        f"component.{name}": with_accepted_factors(
-            record.components[name], live.components[name], f"component.{name}", accepted
+        f"component.{name}": with_accepted(
+            with_accepted_factors(
+                record.components[name], live.components[name], f"component.{name}", accepted
+            ),
+            live.components[name],
+            f"component.{name}",
+            accepted,
         )
-        for name in streams_last(record.components)
+        for name in streams_last(record.components, live.components)
         if record.components[name].module is None
     }
     values: dict[str, Any] = {f"component.{name}": value for name, value in live.components.items()}

@@ -187,7 +187,7 @@ class Training:
         model, model_state = live.model_state.capture()
         components = {
             name: capture_component(live.components[name], name, shares.get(name))
-            for name in streams_last(live.components)
+            for name in streams_last(live.components, live.components)
         }
         for name, component in components.items():
             refuse_addresses(component.tree, registered, f"component.{name}")
