@@ -45,6 +45,7 @@ def test_all_are_ordinary_exceptions_and_warnings_are_warnings():
     named = {cls.__name__ for cls in errors.SegueWarning.__subclasses__()}
     assert named == {
         "BaseWarning",
+        "ConsumedGradientsWarning",
         "CounterWarning",
         "EnvironmentWarning",
         "ScheduleWarning",

@@ -28,7 +28,7 @@ _MAX_ALSO = 20
 
 
 _MAX_ALIKE = 4
-_BY_NAME = (".extra.", ".missing.")
+_BY_NAME = (".extra.", ".missing.", ".setting.", ".private.")
 
 
 def entries_of(codes: Sequence[str]) -> list[str]:
@@ -44,7 +44,7 @@ def entries_of(codes: Sequence[str]) -> list[str]:
 
 
 def _entry_of_many(code: str) -> str | None:
-    """Return the entry for all names under the first part of this one, of what came or went by name."""
+    """Return the entry for all names under the first part of this one, of what came, went or differs by name."""
     for aspect in _BY_NAME:
         scope, found, name = code.partition(aspect)
         if found and "." in name:
@@ -417,6 +417,14 @@ class BaseWarning(SegueWarning):
 
 class CounterWarning(SegueWarning):
     """A step counter is of a dtype that can't count on from where it stands."""
+
+
+class ConsumedGradientsWarning(SegueWarning):
+    """Gradients that `step` has used already still stood in `.grad` when the training was captured, and cost bytes."""
+
+
+class UncoveredStateWarning(SegueWarning):
+    """Something has changed that a resumed run would be without, since nothing that was registered keeps it."""
 
 
 class StoreWarning(SegueWarning):

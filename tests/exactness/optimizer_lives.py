@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import segue
-from segue.errors import SegueError
+from segue.errors import ConsumedGradientsWarning, SegueError
 from tests.exactness import seen
 from tests.exactness.lives import EVENT, LIVES, WINDOW, Life
 
@@ -72,6 +72,7 @@ def prepare_process() -> None:
     """Make warnings errors, and what the imports have made no place to look for schedules in: first captures do."""
     gc.freeze()
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", ConsumedGradientsWarning)
 
 
 def record(cases: tuple[Case, ...], root: str) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes longer than all else here
 
 import segue
-from segue.errors import SegueError, SegueWarning
+from segue.errors import ConsumedGradientsWarning, SegueError, SegueWarning
 from tests.exactness import bits
 from tests.exactness.optimizer_nets import WINDOW, net_for
 from tests.exactness.optimizer_table import Configuration
@@ -221,6 +221,7 @@ def _prepare(plan: Plan) -> None:
     # Libraries step without compiling, which takes half a minute, and warn of what a CPU does not have.
     warnings.simplefilter("error" if plan.table == Plan.table else "ignore")
     warnings.filterwarnings("error", category=SegueWarning)
+    warnings.simplefilter("ignore", ConsumedGradientsWarning)  # cut after `step`, before `zero_grad`
     torch.compiler.set_stance("force_eager")
     # Capture looks for schedulers among all objects that can be collected, of which imports leave hundreds of thousands.
     gc.collect()

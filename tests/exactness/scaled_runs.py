@@ -20,7 +20,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import segue
-from segue.errors import ScheduleWarning
+from segue.errors import ConsumedGradientsWarning, ScheduleWarning
 from segue.optim import FP32Master
 from tests.exactness import seen
 
@@ -128,6 +128,7 @@ def prepare_process() -> None:
     """Make warnings errors, and what the imports have made no place to look for schedules in: first captures do."""
     gc.freeze()
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", ConsumedGradientsWarning)
     # The first steps are skipped, and some schedules move all the same.
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
     # One optimizer skips and the other does not, and no schedule moves: the other's may be due, for all that one can see.

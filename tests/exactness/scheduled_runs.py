@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import segue
-from segue.errors import ScheduleWarning, SegueError
+from segue.errors import ConsumedGradientsWarning, ScheduleWarning, SegueError
 from tests.exactness import seen
 from tests.exactness.scheduler_table import DTYPES, RATES, VARIANTS, Variant
 
@@ -128,6 +128,7 @@ def prepare_process() -> None:
     """Make warnings errors, and what the imports have made no place to look for schedules in: first captures do."""
     gc.freeze()
     warnings.simplefilter("error")
+    warnings.simplefilter("ignore", ConsumedGradientsWarning)
     # A nested chain moves once more as it is nested, before any step of the optimizer (torch 2.13).
     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
 

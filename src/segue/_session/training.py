@@ -16,6 +16,7 @@ from segue._capture.adapters import refuse_hidden_state
 from segue._capture.boundary import refuse_cached_weights, refuse_inside_backward
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import STREAMS_NAME, Component, Stateful, capture_component, streams_last
+from segue._capture.consumed import ConsumedGradients
 from segue._capture.environment import capture_environment
 from segue._capture.gradients import PendingSource, capture_gradients, capture_window
 from segue._capture.module import bind_module
@@ -24,16 +25,21 @@ from segue._capture.optimizer import capture_optimizer
 from segue._capture.options import bind_optimizer
 from segue._capture.owners import refuse_wrong_owners
 from segue._capture.plain import freeze
+from segue._capture.private_streams import PrivateStreams
 from segue._capture.registered import Registered, refuse_addresses
 from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
+from segue._capture.single_stream import with_single_streams
 from segue._capture.staging import type_name
 from segue._record.rename import known_names, renamed
 from segue._record.sections import SchedulerRecord
 from segue._record.tree import copied
+from segue._session.averages import refuse_averages, watch_anew, watch_averages
 from segue._session.bound_model import bound
 from segue._session.checks import find_mismatches
+from segue._session.consumed import warn_of_consumed_gradients
 from segue._session.counters import warn_of_stuck_counters
+from segue._session.coverage import Coverage
 from segue._session.former_names import with_names_of_today
 from segue._session.live import (
     LiveTraining,
@@ -75,7 +81,10 @@ class Training:
             the default random streams.
         rng: `RngStreams()`, all global random streams, or `None` for none.
         strict: Refuse to restore where the environment differs in what changes floating-point results; otherwise
-            `EnvironmentWarning`.
+            `EnvironmentWarning`. Refuse to capture where something has changed that nothing registered keeps; otherwise
+            `UncoveredStateWarning`.
+        not_state: Paths of what changes and is no state, as those warnings print them: a cache, a meter. `*` stands for
+            anything; what is below a path is meant too.
 
     Raises:
         UnsupportedState: If an object is not of the kind its place takes.
@@ -83,7 +92,7 @@ class Training:
 
     Guarantees:
         Binding changes no bit of the training. It adds step hooks to torch optimizers: one that sees groups which are
-            added later, and to each scheduled one another, which counts.
+            added later, two that tell averaged weights from trained ones, and to each scheduled one another, which counts.
 
     Cost:
         None that grows with the model. Options of optimizers and schedulers are copied.
@@ -103,9 +112,10 @@ class Training:
         components: Mapping[str, Any] | None = None,
         rng: RngStreams | None = RngStreams(),  # noqa: B008  (stateless)
         strict: bool = False,
+        not_state: Collection[str] = (),
     ) -> None:
         refuse_no_model(model)
-        components = by_name(components, "component")
+        components = with_single_streams(by_name(components, "component"))
         named = by_name(optimizers, "optimizer")
         self._live = LiveTraining(
             model,
@@ -124,10 +134,12 @@ class Training:
         self._strict = strict
         self._lineage: tuple[Any, ...] = ()
         self._searched = False
+        self._has_told_of_consumed = False
         self._is_half_written = False
         self._async_captures = AsyncCaptures(list(self._live.optimizers.values()))
         self._bound_at = next(moments)
         self._bind()
+        self._coverage = Coverage(self._live, not_state, strict=strict)
 
     def _bind(self) -> None:
         refuse_wrong_kinds(self._live)
@@ -140,6 +152,8 @@ class Training:
         for name, scheduler in self._live.schedulers.items():
             bind_scheduler(scheduler, f"scheduler.{name}", registered)
         self._clock = ScheduleClock(self._live.schedulers)
+        self._averages = watch_averages(self._live)
+        self._consumed = ConsumedGradients(self._live.scheduled())
 
     def capture(
         self, state: Any = None, *, step: int | None = None, microbatch: int | None = None
@@ -155,7 +169,8 @@ class Training:
             A value that shares nothing with the live training.
 
         Raises:
-            NotAtBoundary: Inside a backward, or between a scaler's `unscale_` and `update`.
+            NotAtBoundary: Inside a backward, between a scaler's `unscale_` and `update`, or while averaged weights stand
+                in the model.
             UnsupportedState: If something live has no exact representation; the message names path and type. If a
                 trainable parameter of the model has no optimizer, or a parameter has two.
             PendingGradientError: If a pending gradient belongs to no trainable registered parameter.
@@ -183,6 +198,7 @@ class Training:
             refuse_hidden_state(live.model, "model", live.components.values())
         names, registered = parameter_names(parameters), live.registered()
         shares = live.shares()
+        self._coverage.look(registered, has_caller_state=state is not None)
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
         model, model_state = live.model_state.capture()
         components = {
@@ -196,6 +212,7 @@ class Training:
             for name in sorted(live.opaque)
         }
         streams = None if live.rng is None else live.rng.capture()
+        private_streams = PrivateStreams(live.roots()).capture()
         optimizers = {
             name: capture_optimizer(optimizer, names, f"optimizer.{name}", registered)
             for name, optimizer in live.optimizers.items()
@@ -216,8 +233,11 @@ class Training:
             microbatch=microbatch,
             lineage=copied(self._lineage),
             opaque_optimizers=opaque or None,
+            private_streams=private_streams,
         )
+        refuse_averages(self._averages, live, record)
         warn_of_stuck_counters(record, stacklevel=3)
+        self._warn_of_consumed_gradients()
         return record
 
     def capture_async(
@@ -301,6 +321,12 @@ class Training:
                     ScheduleWarning,
                     stacklevel=4,
                 )
+
+    def _warn_of_consumed_gradients(self) -> None:
+        if self._has_told_of_consumed or not (standing := self._consumed.standing()):
+            return
+        self._has_told_of_consumed = True
+        warn_of_consumed_gradients(standing, stacklevel=4)
 
     def check(
         self, record: TrainingRecord, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
@@ -387,7 +413,9 @@ class Training:
         with torch.inference_mode(False):
             # Made first: what can't be made, as a tensor whose library is not imported, is refused while nothing has changed.
             state = record.state
-            self._run(RestorePlan(record, self._live, self._clock, accepted))
+            plan = RestorePlan(record, self._live, self._clock, accepted, accept)
+            self._run(plan)
+            accepted = [*accepted, *plan.accepted_late]
             self._lineage = copied(record.lineage) + _acceptance(record, accepted, effective)
             return state
 
@@ -398,6 +426,7 @@ class Training:
             self._is_half_written = self._is_half_written or plan.has_written
             raise
         self._is_half_written = False
+        watch_anew(self._averages, self._live)
 
 
 def _acceptance(
