@@ -15,7 +15,7 @@ import segue
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "segue").rglob("*.py"))
 EXPORTS = [
-    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "Difference", "ExactSampler", "ForkedRun", "FullModel", "GradientAccumulator",
+    "BaseIdentity", "CheckpointInfo", "Checkpointer", "Component", "DataPosition", "Difference", "ExactSampler", "ForkedRun", "FullModel", "GradientAccumulator",
     "GradientEntry", "GradientsRecord", "PendingSave", "RankLocal", "RecordDiff", "RestoredTraining", "RngStreams",
     "SeededSamples", "StateOf", "SummedLoss", "TrainableOnly", "Training", "TrainingRecord", "WeightedAccumulator", "WindowRecord", "base_identity",
     "capture_gradients", "capture_module", "capture_optimizer", "diff", "errors", "fork", "from_bytes", "load", "optim", "per_sample_seed", "quant",
