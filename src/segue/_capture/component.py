@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from segue._capture.data.classes import NODE, NODES_LOADER, STATEFUL_LOADER, STREAMED_DATASET, is_a
 from segue._capture.data.position import DataPosition
 from segue._capture.deferred import deferring
+from segue._capture.extra_state import ExtraState
 from segue._capture.module import capture_module, check_module
 from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
@@ -256,10 +257,10 @@ class ObjectRestore:
                 self.undo(error)
                 if not isinstance(error, Exception):  # Ctrl-C
                     raise
-                raise _refusal(scope, "refused", f"refused its state: {error}", error) from error
+                raise _refusal(scope, value, "refused", f"refused its state: {error}", error) from error
             if not same(record.tree, now):
                 what = "does not give back the state that it was given"
-                refusal = _refusal(scope, "altered", what, getattr(value, "asked", value))
+                refusal = _refusal(scope, value, "altered", what, getattr(value, "asked", value))
                 if hasattr(value, "advice"):
                     refusal.hint = value.advice(record.tree, now)
                 self.undo(refusal)
@@ -286,13 +287,14 @@ class ObjectRestore:
         self._done.clear()
 
 
-def _refusal(scope: str, aspect: str, what: str, found: object) -> MismatchError:
-    is_optimizer = scope.startswith("optimizer.")
-    error = OptimizerMismatch if is_optimizer else ComponentMismatch
-    return error(
-        f"{'an optimizer' if is_optimizer else 'a component'} {what}", code=f"{scope}.{aspect}", where=scope,
-        found=type(found).__name__,
-    )  # fmt: skip
+def _refusal(scope: str, value: object, aspect: str, what: str, found: object) -> MismatchError:
+    error: type[MismatchError] = ComponentMismatch
+    kind = "a component"
+    if scope.startswith("optimizer."):
+        error, kind = OptimizerMismatch, "an optimizer"
+    elif isinstance(value, ExtraState):
+        error, kind = ContractMismatch, "a module with extra state"
+    return error(f"{kind} {what}", code=f"{scope}.{aspect}", where=scope, found=type(found).__name__)
 
 
 def _restorer(value: Any, kind: str) -> Callable[[Any], None]:

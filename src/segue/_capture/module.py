@@ -1,4 +1,4 @@
-"""A module: parameters, all buffers, modes, and the contract that they form.
+"""A module: parameters, all buffers, modes, extra state, settings, and the contract that its tensors form.
 
 `load_state_dict` can't do this: it changes tensors before it raises, casts, lets the last of two tied values win,
 and knows neither non-persistent buffers nor flags (torch 2.13). So tensors are checked here, completely and first,
@@ -10,17 +10,22 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from segue._capture.configuration import configuration_differences, configuration_of
+from segue._capture.extra_state import capture_extra, check_extra, plan_extra
+from segue._capture.lazily import lazy_findings
 from segue._capture.memory import byte_range, storage_of
+from segue._capture.modes import modes_of, paths_with_modes, plan_modes
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
 from segue._capture.packed import is_packed
+from segue._capture.settings import Settings, bind_settings, settings_of
 from segue._capture.staging import (
     capture_registered,
+    is_plain,
     parts_spec,
     plain_parts,
     refuse_unsupported,
@@ -43,7 +48,7 @@ BaseOf = Callable[[Mapping[str, NamedTensor], TrainableContract], BaseRecord]
 
 
 def bind_module(module: nn.Module, scope: str) -> None:
-    """Remember what a module's tensors are, without values, the first time it is seen in this process."""
+    """Remember what a module's tensors are, without values, and its settings, the first time it is seen in this process."""
     if module not in _first_bound:
         specs: dict[str, TensorSpec | None] = {}
         for name, item in named_tensors(module, scope).items():
@@ -51,6 +56,7 @@ def bind_module(module: nn.Module, scope: str) -> None:
                 with contextlib.suppress(UnsupportedState):  # capture tells
                     specs[name] = spec_of(item)
         _first_bound[module] = specs
+    bind_settings(module, scope)
 
 
 def _has_spec(tensor: torch.Tensor | None) -> bool:
@@ -58,7 +64,7 @@ def _has_spec(tensor: torch.Tensor | None) -> bool:
 
 
 def capture_module(module: nn.Module, scope: str, base_of: BaseOf | None = None) -> ModuleRecord:
-    """Copy a module's tensors and modes.
+    """Copy a module's tensors and modes, what it says by `get_extra_state`, and what modules of torch compute with.
 
     Args:
         module: The module.
@@ -66,7 +72,7 @@ def capture_module(module: nn.Module, scope: str, base_of: BaseOf | None = None)
         base_of: Tells what to leave out, of all tensors and their contract; nothing of that is read here.
 
     Raises:
-        UnsupportedState: If a tensor, or a module with state of its own making, can't be kept.
+        UnsupportedState: If a tensor, or what a module saves in a way of its own, can't be kept.
 
     Cost:
         One copy of every distinct parameter and buffer that isn't left out.
@@ -81,7 +87,10 @@ def capture_module(module: nn.Module, scope: str, base_of: BaseOf | None = None)
         if name not in omitted
     }
     configuration = configuration_of(module, scope, everywhere=base is not None)
-    return ModuleRecord(captured, dict(modes_of(module, scope)), contract, base, configuration)
+    return ModuleRecord(
+        captured, dict(modes_of(module, scope)), contract, base, configuration, capture_extra(module, scope),
+        settings_of(module, scope),
+    )  # fmt: skip
 
 
 def contract_of(
@@ -94,7 +103,7 @@ def contract_of(
     """
     if tensors is None:
         tensors = named_tensors(module, scope)
-    _refuse_extra_state(module, scope)
+    _refuse_own_entries(module, scope)
     for name, item in tensors.items():
         if item.tensor is not None:
             _refuse_lazy(item.tensor, f"{scope} {name}")
@@ -129,44 +138,62 @@ def _refuse_trained_buffer(item: NamedTensor, where: str) -> None:
         )  # fmt: skip
 
 
-def _refuse_extra_state(module: nn.Module, scope: str) -> None:
+def _refuse_own_entries(module: nn.Module, scope: str) -> None:
     for path, child in walk(module, scope):
-        if type(child).get_extra_state is not nn.Module.get_extra_state:
-            raise UnsupportedState(
-                "a module with `get_extra_state` is not supported yet",
-                where=f"{scope} {path}",
-                found=type_name(child),
-            )
         if _saves_its_own_way(child):
             _refuse_unregistered_entries(child, f"{scope} {path}")
 
 
 def _saves_its_own_way(module: nn.Module) -> bool:
-    """Tell whether a class of the program's overrides what its state dict holds; torch's own only rename or migrate."""
-    return any(
-        name in vars(cls) and not cls.__module__.startswith("torch.")
+    """Tell whether code of the program's decides what a state dict holds; torch's own only renames or migrates."""
+    hooks = vars(module).get("_state_dict_hooks") or {}
+    return any(not _is_of_torch(hook) for hook in hooks.values()) or any(
+        name in vars(cls) and not _is_of_torch(cls)
         for cls in type(module).__mro__
         for name in ("state_dict", "_save_to_state_dict")
     )
 
 
+def _is_of_torch(code: Any) -> bool:
+    return str(getattr(code, "__module__", "")).startswith("torch.")
+
+
 def _refuse_unregistered_entries(module: nn.Module, where: str) -> None:
-    """Raise if a module's state dict has entries that are neither parameters nor buffers: they would be dropped."""
+    """Raise if a module's state dict has entries that are neither parameters nor buffers: they would be dropped.
+
+    One under another name is none of its own, nor is extra state, which is kept.
+    """
     registered = {
-        *dict(module.named_parameters(remove_duplicate=False)),
-        *dict(module.named_buffers(remove_duplicate=False)),
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
     }
+    memory = {_memory(tensor) for tensor in registered.values()}
     # What hangs on a packed weight is that weight's affair: read with a base, and refused with the weight itself.
     packed = tuple(f"{name}." for name, tensor in module.named_parameters() if is_packed(tensor))
     entries = [
-        str(name) for name in module.state_dict() if name not in registered and not name.startswith(packed)
+        str(name)
+        for name, value in module.state_dict().items()
+        if name not in registered
+        and not name.startswith(packed)
+        and name.rpartition(".")[2] != _EXTRA_STATE
+        and not (isinstance(value, torch.Tensor) and _memory(value) in memory)
     ]
     if entries:
         raise UnsupportedState(
             "a module whose `state_dict` has entries of its own is not supported yet", where=where,
             found=f"{type_name(module)} with {', '.join(entries[:5])}",
-            hint="register them as buffers, or hand the object in as a component with `capture`, `check` and `restore`",
+            hint="register them as buffers, or return them from `get_extra_state` and take them in `set_extra_state`; or "
+            "hand the object in as a component with `capture`, `check` and `restore`",
         )  # fmt: skip
+
+
+_EXTRA_STATE = nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if nn.parameter.is_lazy(tensor) or not is_plain(tensor) or tensor.numel() == 0:
+        return (id(tensor),)
+    return storage_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def spec_of(item: NamedTensor) -> TensorSpec | None:
@@ -258,23 +285,25 @@ def _tied_subclass(item: NamedTensor) -> Sharing | None:
     return Sharing(dict.fromkeys(item.aliases, 0), tied=True)
 
 
-def modes_of(module: nn.Module, scope: str) -> Iterator[tuple[str, bool]]:
-    """Yield the `training` flag of each submodule by path."""
-    for path, child in walk(module, scope):
-        yield path, bool(child.training)
-
-
 def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterator[Finding]:
     """Yield what keeps the record from fitting this module: devices first, then contract, then submodules."""
     found = contract_of(module, scope)
     yield from _device_findings(record.contract, found, scope)
+    modes = paths_with_modes(record.training.keys(), module, scope)
+    places, both = dict(walk(module, scope)), record.training.keys() & modes
+    settings = Settings(record.settings, module, places.items(), scope)
+    configured: set[tuple[str, str]] = set()
     if record.configuration is not None:  # before shapes, which may follow from it
         live = configuration_of(module, scope, everywhere=record.base is not None) or {}
-        both = record.training.keys() & {path for path, _ in walk(module, scope)}
+        live = _with_agreed(live, record.configuration, settings)
+        configured = {(path, name) for path in live for name in record.configuration.get(path, {})}
         yield from configuration_differences(record.configuration, live, both, scope)
+    yield from lazy_findings(record, places.items(), scope)
     yield from record.contract.differences(found, scope)
-    modes, told = dict(modes_of(module, scope)), _owners_of_one_sided(record.contract, found)
-    for path in _topmost(record.training.keys() ^ modes.keys()):
+    yield from settings.findings(both, told=configured)
+    yield from check_extra(record.extra, places.items(), scope, both)
+    told = _owners_of_one_sided(record.contract, found)
+    for path in _topmost(record.training.keys() ^ modes):
         if path in told:
             continue
         side = ("present", "absent") if path in record.training else ("absent", "present")
@@ -282,6 +311,21 @@ def check_module(record: ModuleRecord, module: nn.Module, scope: str) -> Iterato
             ContractMismatch, f"{scope}.module.{path}", "a submodule is on one side only", f"{scope} {path}", *side,
             admissible=True,
         )  # fmt: skip
+
+
+def _with_agreed(
+    live: Mapping[str, dict[str, Any]], record: Mapping[str, dict[str, Any]], settings: Settings
+) -> dict[str, dict[str, Any]]:
+    """Return what adapters compute with, as recorded where the run has moved a setting, which is set again."""
+    return {
+        path: {
+            name: record[path][name]
+            if name in record.get(path, {}) and settings.agrees(path, name)
+            else value
+            for name, value in attributes.items()
+        }
+        for path, attributes in live.items()
+    }
 
 
 def _topmost(paths: Collection[str]) -> list[str]:
@@ -343,9 +387,9 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
             writes.extend(fill_writes(where, target, captured))
         if item.kind == "parameter" and spec is not None and item.tensor is not None:
             writes.append(flag_write(where, item.tensor, spec.requires_grad))
-    for path, child in walk(module, scope):
-        if path in record.training:  # whoever restores the model may have built it otherwise
-            writes.append(ObjectWrite(f"{scope} {path} mode", _set_mode(child, record.training[path])))
+    writes.extend(plan_extra(record.extra, module, scope, list(writes)))
+    writes.extend(Settings(record.settings, module, walk(module, scope), scope).plan())
+    writes.extend(plan_modes(record.training, module, scope))
     return writes
 
 
@@ -372,11 +416,3 @@ def flag_write(where: str, parameter: torch.Tensor, requires_grad: bool) -> Writ
             parameter.requires_grad_(requires_grad)
 
     return ObjectWrite(f"{where} flag", assign)
-
-
-def _set_mode(module: nn.Module, training: bool) -> Callable[[], None]:
-    def assign() -> None:
-        # Not `train()`: it recurses, and users override it.
-        module.training = training
-
-    return assign

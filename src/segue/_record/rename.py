@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from segue._record.base import BaseRecord
 from segue._record.contract import Sharing, TrainableContract
+from segue._record.private import renamed_streams
 from segue._record.references import with_names
 from segue._record.sections import ComponentRecord, ModuleRecord, OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.training import TrainingRecord
@@ -67,6 +68,7 @@ def renamed(record: R, names: Mapping[str, str]) -> R:
             sums=record.window.sums.renamed(table),
             handed_out=tuple(sorted(table.get(name, name) for name in record.window.handed_out)),
         ),
+        private_streams=renamed_streams(record.private_streams, scopes),
     )
 
 

@@ -34,8 +34,9 @@ class ModuleRecord:
     extra: Any = added(since=5)
     """What submodules say by `get_extra_state`, a dictionary of trees by submodule; `None` where none says anything."""
     settings: Any = added(since=5)
-    """What modules of torch compute with besides tensors (a dropout's probability, an epsilon), a dictionary by
-    submodule; compared at restore. `None` where there are none."""
+    """What modules of torch compute with besides tensors (a dropout's probability, an epsilon), by submodule a dictionary
+    of `class` and, where there are any, `values`, and `asked`: what the program asked for where the run has other values
+    by now, which are set again. Compared at restore. `None` where there are none."""
 
     def __post_init__(self) -> None:
         """Refuse a record whose tensors aren't what its contract says: restore trusts the contract it has checked."""
@@ -48,10 +49,12 @@ class ModuleRecord:
             )
         if self.configuration is not None:
             _refuse_no_dictionary("configuration of a module", self.configuration)
-        if self.extra is not None:
-            _refuse_no_dictionary("extra state of a module", self.extra)
-        if self.settings is not None:
-            _refuse_no_dictionary("settings of a module", self.settings)
+        if self.extra is not None and not _is_by_name(self.extra):
+            raise InvalidRecord("extra state of a module that is not told by submodule", code="record.extra", found=self.extra)
+        if self.settings is not None and not (
+            _is_by_name(self.settings) and all(map(_tells_settings, self.settings.values()))
+        ):
+            raise InvalidRecord("settings of a module that are not told as capture tells them", code="record.settings", found=self.settings)
         for name, tensor in self.tensors.items():
             expected, found = _layout_of_spec(self.contract.tensors[name]), _layout_of_tensor(tensor)
             if expected != found:
@@ -59,6 +62,23 @@ class ModuleRecord:
                     "a tensor is not what the contract says", code="record.contract", where=name,
                     expected=expected, found=found,
                 )  # fmt: skip
+
+
+def _is_by_name(tree: Any) -> bool:
+    return type(tree) is dict and bool(tree) and all(type(name) is str for name in tree)
+
+
+def _tells_settings(entry: Any) -> bool:
+    """Tell whether an entry is one that restore can compare: it sets values, under names that are attributes."""
+    if type(entry) is not dict or type(entry.get("class")) is not str or not entry.keys() <= {"class", "values", "asked"}:
+        return False
+    values, asked = entry.get("values", {}), entry.get("asked", {})
+    return (
+        ("values" not in entry or _is_by_name(values))
+        and ("asked" not in entry or _is_by_name(asked))
+        and asked.keys() <= values.keys()
+        and all(name.isidentifier() and not name.startswith("_") for name in values)
+    )
 
 
 def _layout_of_spec(spec: TensorSpec | None) -> tuple[object, ...] | None:

@@ -17,10 +17,12 @@ from segue._record.sections import OpaqueOptimizerRecord, OptimizerRecord
 from segue._record.tensors import DTYPES
 from segue._record.training import Topology, TrainingRecord
 from segue._session.callers_values import is_callers_form
+from segue._session.lazily import materialised
 from segue._session.live import LiveTraining, parameter_names
 from segue._session.one_sided import one_sided_names, recorded_modules, without_gone
 from segue._session.refusals import refuse_other_version
 from segue._session.schedules import Schedules
+from segue._session.streams import stream_findings
 from segue._session.walked import walked_once
 from segue.errors import (
     ComponentMismatch,
@@ -46,7 +48,8 @@ def find_mismatches(record: TrainingRecord, live: LiveTraining) -> list[Finding]
     refuse_other_version(record)
     _refuse_callers_form(record)
     live = walked_once(live)
-    findings = [finding for check in _CHECKS for finding in check(record, live)]
+    with materialised(record, live):
+        findings = [finding for check in _CHECKS for finding in check(record, live)]
     return sorted(
         findings, key=lambda finding: _FIRST.index(finding.error) if finding.error in _FIRST else len(_FIRST)
     )
@@ -174,20 +177,9 @@ def _check_components(record: TrainingRecord, live: LiveTraining) -> Iterator[Fi
     )  # fmt: skip
 
 
-def _check_streams(record: TrainingRecord, live: LiveTraining) -> Iterator[Finding]:
-    if record.streams is not None and live.rng is not None:
-        yield from live.rng.check(record.streams)
-    elif record.streams is not None or live.rng is not None:
-        sides = ("captured", "rng=None") if record.streams is not None else ("rng=None", "captured")
-        yield Finding(
-            ComponentMismatch, "streams", "random streams are on one side only", "random streams", *sides,
-            admissible=True, when_accepted="leaves the streams as they are",
-        )  # fmt: skip
-
-
 _CHECKS = (
     _check_topology, _check_precision, check_model, _check_optimizers, _check_pending, _check_schedulers,
-    _check_components, _check_streams,
+    _check_components, stream_findings,
 )  # fmt: skip
 
 

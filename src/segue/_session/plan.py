@@ -13,21 +13,23 @@ import torch
 
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, streams_last
+from segue._capture.extra_state import extra_objects
 from segue._capture.data.position import with_accepted
 from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import flag_write, plan_module
 from segue._capture.opaque import ask
 from segue._capture.optimizer import plan_optimizer
 from segue._capture.scaler import with_accepted_factors
-from segue._capture.writes import Write, run_all, scratch_for
+from segue._capture.writes import Write, scratch_for
 from segue._record.precision import in_own_dtypes, refuse_inexact_record
 from segue._record.training import TrainingRecord
-from segue._record.tree import same
 from segue._session.callers_model import callers_record
 from segue._session.checks import check_model
+from segue._session.lazily import materialised
 from segue._session.live import LiveTraining, parameter_names
 from segue._session.one_sided import left_frozen, recorded_modules, shared_part, without_pending
 from segue._session.schedules import Schedules
+from segue._session.streams import StreamsRestore
 from segue._session.walked import walked_once
 from segue.errors import (
     MismatchError,
@@ -40,24 +42,41 @@ class RestorePlan:
     """The writes that make a checked record live. Making the plan allocates everything; `run` only writes."""
 
     def __init__(
-        self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
+        self,
+        record: TrainingRecord,
+        live: LiveTraining,
+        clock: ScheduleClock,
+        accepted: Collection[str],
+        accept: Collection[str] = (),
     ) -> None:
         refuse_inexact_record(record)
+        self.accepted_late: list[str] = []
         self._live = live
         live = walked_once(live)
         self._schedules = Schedules(record, live)
         self._left = left_frozen(live, frozenset(accepted))
         record = in_own_dtypes(without_pending(shared_part(record, live), self._left))
         self._record = record
+        self._accept = accept
+        self._lazy = materialised(record, live).__enter__()
+        try:
+            self._make(record, live, clock, accepted)
+        except BaseException:
+            self._lazy.undo()
+            raise
+
+    def _make(
+        self, record: TrainingRecord, live: LiveTraining, clock: ScheduleClock, accepted: Collection[str]
+    ) -> None:
         # The streams first: reading the undo copies runs code of others, which may draw.
-        self._streams_before = None if live.rng is None else live.rng.capture()
+        self._streams = StreamsRestore(record, self._live, self._accept)
         self._objects = _objects(record, live, accepted)
         self.has_written = False
         self._accepted = frozenset(accepted)
         try:
             self._writes = list(self._plan(live, clock))
         finally:  # functions of the program that decide a schedule may have drawn
-            self._put_streams_back()
+            self._streams.put_back()
         self._targets = _targets(record, live)
         self._scratch = scratch_for(self._writes)
 
@@ -81,8 +100,7 @@ class RestorePlan:
         if record.window is not None and live.accumulator is not None:
             yield from plan_window(record.window, live.accumulator, parameters)
         yield from schedules.plan(clock, accepted)
-        if record.streams is not None and live.rng is not None:
-            yield from live.rng.plan(record.streams)
+        yield from self._streams.plan()
 
     def run(self) -> None:
         """Write everything: objects that may refuse first, tensors and options, random streams last.
@@ -94,8 +112,14 @@ class RestorePlan:
                 refused; the training must be rebuilt. `has_written` stays true then, and after any other exception
                 (Ctrl-C) that left it half written.
         """
-        self._restore_objects()
+        try:
+            self._restore_objects()
+        except BaseException:
+            if not self.has_written:
+                self._lazy.undo()
+            raise
         self.has_written = True
+        self._lazy.keep()
         for write in self._writes:
             try:
                 write.run(self._scratch)
@@ -112,11 +136,12 @@ class RestorePlan:
             self._objects.run()
             self._refuse_replaced()
             self._check_contract_again()
+            self._compare_streams_again()
         except RestoreInterrupted:
             self.has_written = True
             raise
         except BaseException as error:
-            self._put_streams_back()
+            self._streams.put_back()
             # A caller's object writes to the model by nature; that it is back was compared by value.
             if self._live.versions() != versions and not self._live.model_state.objects():
                 self.has_written = True
@@ -147,14 +172,16 @@ class RestorePlan:
             self._objects.undo(error)
             raise error
 
-    def _put_streams_back(self) -> None:
-        rng, before = self._live.rng, self._streams_before
-        if rng is not None and before is not None and not same(rng.capture(), before):
-            run_all(rng.plan(before))
+    def _compare_streams_again(self) -> None:
+        try:
+            self.accepted_late = self._streams.admit()
+        except MismatchError as error:
+            self._objects.undo(error)
+            raise
 
 
 def _objects(record: TrainingRecord, live: LiveTraining, accepted: Collection[str]) -> ObjectRestore:
-    """Make the restore of what can only be asked: the caller's model, optimizers, then components, which may draw."""
+    """Make the restore of what can only be asked: models, optimizers, then components, which may draw."""
     opaque = record.opaque_optimizers or {}
     names, registered = parameter_names(live.parameters()), live.registered()
     asked = {
@@ -167,9 +194,7 @@ def _objects(record: TrainingRecord, live: LiveTraining, accepted: Collection[st
             with_accepted_factors(
                 record.components[name], live.components[name], f"component.{name}", accepted
             ),
-            live.components[name],
-            f"component.{name}",
-            accepted,
+            live.components[name], f"component.{name}", accepted,
         )
         for name in streams_last(record.components, live.components)
         if record.components[name].module is None
@@ -177,8 +202,20 @@ def _objects(record: TrainingRecord, live: LiveTraining, accepted: Collection[st
     values: dict[str, Any] = {f"component.{name}": value for name, value in live.components.items()}
     values |= {scope: value for scope, (_, value) in asked.items()}
     values |= live.model_state.objects()
-    records = {**callers_record(record), **optimizers, **components}
-    return ObjectRestore(records, values, reread=optimizers)
+    extra = _extra_states(record, live)
+    values |= {scope: value for scope, (_, value) in extra.items()}
+    told = {scope: state for scope, (state, _) in extra.items()}
+    records = {**callers_record(record), **told, **optimizers, **components}
+    return ObjectRestore(records, values, reread={*optimizers, *told})
+
+
+def _extra_states(record: TrainingRecord, live: LiveTraining) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for prefix, module in recorded_modules(record).items():
+        name = prefix.removesuffix("/")
+        scope, value = (f"component.{name}", live.components[name]) if name else ("model", live.model)
+        found |= extra_objects(module.extra, value, scope)
+    return found
 
 
 def _targets(record: TrainingRecord, live: LiveTraining) -> dict[str, torch.Tensor | None]:
