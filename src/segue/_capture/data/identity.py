@@ -16,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from segue._capture.data.classes import STREAMED_DATASET, TABLE_DATASET, is_a
 from segue._capture.data.streamed import description
+from segue._capture.sampler.seeded_samples import SeededSamples
 from segue._capture.staging import type_name
 
 _SETTINGS = (
@@ -78,6 +79,8 @@ def _identity(dataset: Any) -> Any:
         return [f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in dataset.tensors]
     if isinstance(dataset, Subset):
         return [_digest(dataset.indices), type_name(dataset.dataset), _identity(dataset.dataset)]
+    if isinstance(dataset, SeededSamples):
+        return [dataset.seed, type_name(dataset.dataset), _identity(dataset.dataset)]
     inner = vars(dataset).get("dataset") if hasattr(dataset, "__dict__") else None
     return None if inner is None or inner is dataset else [type_name(inner), _identity(inner)]
 

@@ -57,7 +57,7 @@ class SeededSamples(Dataset[Any]):
         self.seed: Final = checked(seed, "seed", SEEDS)
         """The seed of all samples."""
         # In memory that workers share, forked or spawned: persistent ones live longer than an epoch.
-        self._shared_epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._shared_epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         """Show the dataset and the seed."""
