@@ -1,0 +1,109 @@
+"""The claim, for wrappers: saved in any form and continued in any other, in a new process, a training ends in the same bits.
+
+Each form trains in one process and saves at every boundary; other processes, under another seed and hash seed, go on in
+every form from every other. All is compared with the plain form that was never cut, by digests of everything.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.exactness.forms import ADAPTED, FORMS
+from tests.exactness.forms_plans import TOTAL, Plan
+from tests.exactness.processes import ROOT
+
+QUICK = (
+    ("compiled DDP", "layers called like wrappers, wrapped", 3),
+    ("layers called like wrappers, wrapped", "DDP of compiled of checkpointed", 1),
+    ("DDP of compiled of checkpointed", "plain", 4),
+    ("plain", "compiled beside plain", 3),
+    ("compiled beside plain", "a subclass of DDP", 2),
+)
+QUICK_ADAPTED = (
+    ("injected", "DDP of compiled of peft's", 3),
+    ("DDP of compiled of peft's", "injected", 3),
+    ("peft's around compiled beside plain", "in peft's wrappers", 2),
+)
+
+
+def carried_out(plan, hash_seed):
+    command = [
+        sys.executable,
+        "-W",
+        "error::RuntimeWarning",
+        "-m",
+        "tests.exactness.forms_plans",
+        plan.to_json(),
+    ]
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=900, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check(root, uninterrupted, pairs, adapted=False, dropout=0.0):
+    """Train in some forms without a cut, go on in pairs of them, and compare all bits."""
+    carried_out(Plan(str(root), uninterrupted, adapted=adapted, dropout=dropout), hash_seed=1)
+    carried_out(Plan(str(root), (), pairs, adapted=adapted, dropout=dropout, seed=1000), hash_seed=2)
+    seen = {form: json.loads((root / f"{form}.json").read_text()) for form in uninterrupted}
+    for form, expected in seen.items():
+        assert len({entry["model"] for entry in expected.values()}) > TOTAL // 2
+        assert dropout or expected == seen[uninterrupted[0]], form
+    for before, after, cut in pairs:
+        found, expected = json.loads((root / f"{before}--{after}--{cut}.json").read_text()), seen[before]
+        assert sorted(map(int, found)) == list(range(cut, TOTAL + 1))
+        for boundary, entry in found.items():
+            told = (
+                {**expected[boundary], "loss": entry["loss"]} if int(boundary) == cut else expected[boundary]
+            )
+            differing = [name for name in entry if entry[name] != told[name]]
+            assert not differing, (
+                f"{before} -> {after} cut at {cut}: {differing} differ at boundary {boundary}"
+            )
+
+
+def forms_of(pairs, first):
+    return tuple(dict.fromkeys([first, *(before for before, *_ in pairs)]))
+
+
+@pytest.mark.timeout(900)
+def test_a_training_goes_on_in_another_form(tmp_path):
+    check(tmp_path, forms_of(QUICK, "plain"), QUICK)
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cut", range(TOTAL))
+def test_a_training_goes_on_from_every_form_in_every_other(cut, tmp_path):
+    pairs = tuple((before, after, cut) for before, after in itertools.product(FORMS, repeat=2))
+    check(tmp_path, tuple(FORMS), pairs)
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1800)
+def test_with_dropout_a_training_goes_on_in_each_form_as_it_would_have(tmp_path):
+    pairs = tuple((form, form, cut) for form in FORMS for cut in range(TOTAL))
+    check(tmp_path, tuple(FORMS), pairs, dropout=0.2)
+
+
+@pytest.fixture
+def peft():
+    if importlib.util.find_spec("peft") is None or importlib.util.find_spec("transformers") is None:
+        pytest.skip("peft or transformers is not installed")
+
+
+@pytest.mark.timeout(900)
+def test_a_training_of_adapters_goes_on_in_another_form(peft, tmp_path):
+    check(tmp_path, forms_of(QUICK_ADAPTED, "injected"), QUICK_ADAPTED, adapted=True)
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cut", range(TOTAL))
+def test_a_training_of_adapters_goes_on_from_every_form_in_every_other(peft, cut, tmp_path):
+    pairs = tuple((before, after, cut) for before, after in itertools.product(ADAPTED, repeat=2))
+    check(tmp_path, tuple(ADAPTED), pairs, adapted=True)
