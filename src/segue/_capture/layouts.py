@@ -89,6 +89,8 @@ _LEFT_OUT: Final[dict[type, frozenset[str]]] = {
     DataLoader: frozenset({"_iterator"}),
 }
 
+_NONE: Final[Mapping[type, Kind]] = {}
+
 
 class Layout:
     """The attributes of the objects of one class.
@@ -120,7 +122,7 @@ class Layout:
         found = None if self._dictionary is None else self._dictionary.__get__(value)
         return found if type(found) is dict else {}
 
-    def parts(self, value: object, kinds: Mapping[type, Kind]) -> list[tuple[str, Any]]:
+    def parts(self, value: object, kinds: Mapping[type, Kind] = _NONE) -> list[tuple[str, Any]]:
         """Return what is in the dictionary of an object and in its slots, sorted by name within each.
 
         Args:

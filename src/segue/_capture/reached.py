@@ -213,7 +213,9 @@ class _Walk:
 
     def _set(self, item: _Todo) -> None:
         self._attributes(item)
-        self._items(item, ((f"{{{index}}}", value) for index, value in enumerate(_iterated(item.value))))
+        self._items(
+            item, (("{}", value) for value in _iterated(item.value))
+        )  # its order is another in each process
 
     # Functions.
 

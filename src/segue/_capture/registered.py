@@ -9,8 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from segue._capture.generators import is_generator, is_global, source_of
+from segue._capture.private_streams import PrivateStreams
 from segue._capture.state_of import StateOf
 from segue.errors import UnsupportedState
+
+_STREAM = "a random stream"
 
 
 class Registered:
@@ -19,15 +23,32 @@ class Registered:
     Args:
         objects: Everything that was handed in, by name: `model`, `optimizer.adamw`, `component.ema`.
         tensors: Names of the tensors of all registered modules, by `id`.
+        roots: Where random generators of the program are looked for, which are captured by themselves.
     """
 
-    def __init__(self, objects: Mapping[str, object], tensors: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, object],
+        tensors: Mapping[int, str],
+        roots: Mapping[str, object] | None = None,
+    ) -> None:
         self._objects = objects
         self._tensors = tensors
+        self._roots = roots or {}
 
     def name(self, value: object) -> str | None:
-        """Return what a registered object, module or tensor is called; `None` for any other."""
-        return self._names.get(id(value))
+        """Return what a registered object, module or tensor is called, or a random stream; `None` for any other."""
+        return self._names.get(id(value)) or self.stream(value)
+
+    def stream(self, value: object) -> str | None:
+        """Return the same for every random generator that is captured by itself; `None` for anything else."""
+        if not self._roots or not is_generator(value):
+            return None
+        return _STREAM if is_global(value) or id(source_of(value)) in self._sources else None
+
+    @cached_property
+    def _sources(self) -> frozenset[int]:
+        return frozenset(id(source_of(stream.value)) for stream in PrivateStreams(self._roots).streams)
 
     def at(self, address: int) -> str | None:
         """Return what is called what has this `id`: some dictionaries are keyed by it."""

@@ -49,7 +49,9 @@ def views_of(optimizers: Mapping[str, Any], names: Mapping[int, str], registered
         places |= {key: prefix + name for key, name in _places(optimizer, names)}
     kinds = (nn.Module, Optimizer, nn.Parameter)
     groups = frozenset(id(group) for optimizer in optimizers.values() for group in _groups(optimizer))
-    return Views(_Identities(kinds, places, groups), _Told(places, groups, registered), registered)
+    return Views(
+        _Identities(kinds, places, groups, registered), _Told(places, groups, registered), registered
+    )
 
 
 class _Identities:
@@ -59,16 +61,26 @@ class _Identities:
         kinds: Their classes.
         objects: Others, by `id`.
         groups: Dictionaries whose `params` are left out, by `id`.
+        registered: Knows random streams, which are no state of who holds them.
     """
 
-    def __init__(self, kinds: tuple[type, ...], objects: Container[int], groups: Container[int]) -> None:
+    def __init__(
+        self,
+        kinds: tuple[type, ...],
+        objects: Container[int],
+        groups: Container[int],
+        registered: Registered,
+    ) -> None:
         self._kinds = kinds
         self._objects = objects
         self._groups = groups
+        self._registered = registered
 
     def name(self, value: object) -> str | None:
         """Return the identity of an object that counts as a whole."""
-        return f"id {id(value)}" if id(value) in self._objects or isinstance(value, self._kinds) else None
+        if id(value) in self._objects or isinstance(value, self._kinds):
+            return f"id {id(value)}"
+        return self._registered.stream(value)
 
     def at(self, address: int) -> str | None:
         """Return the identity of what has this `id`, if it counts as a whole."""

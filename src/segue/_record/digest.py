@@ -20,7 +20,7 @@ from segue._record.tree import Path, encode
 # What a training *is*. Its environment, lineage and the caller's step count are about it.
 STATE_SECTIONS = (
     "model", "optimizers", "schedulers", "gradients", "window", "components", "streams", "caller_state",
-    "model_state", "groups", "opaque_optimizers",
+    "model_state", "groups", "opaque_optimizers", "private_streams",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from segue._record.contract import TensorSpec
 from segue._record.conversion import PRECISIONS, Precision
 from segue._record.gradients import GradientsRecord
 from segue._record.precision import converted_tensors, in_precision, refuse_untold
+from segue._record.private import refuse_no_streams
 from segue._record.sections import (
     ComponentRecord,
     ModuleRecord,
@@ -88,10 +89,7 @@ class TrainingRecord:
             raise InvalidRecord(
                 "no such precision", code="record.precision", where="precision", expected=PRECISIONS, found=self.precision,
             )  # fmt: skip
-        if not (self.private_streams is None or type(self.private_streams) is dict):
-            raise InvalidRecord(
-                "private streams that are no dictionary", code="record.streams", found=self.private_streams
-            )
+        refuse_no_streams(self.private_streams)
         refuse_untold(self)
 
     def __repr__(self) -> str:

@@ -129,7 +129,28 @@ class LiveTraining:
         }
         objects |= {f"scheduler.{name}": value for name, value in self.schedulers.items()}
         tensors = {id(item.tensor): name for name, item in self.tensors() if item.tensor is not None}
-        return Registered({name: value for name, value in objects.items() if value is not None}, tensors)
+        present = {name: value for name, value in objects.items() if value is not None}
+        return Registered(present, tensors, self.roots())
+
+    def roots(self) -> dict[str, object]:
+        """Return everything that was handed in, by the beginning of the paths of what is in it."""
+        found: dict[str, object] = {"model": self.model}
+        found |= {f"component.{name}": self.components[name] for name in sorted(self.components)}
+        optimizers = {**self.optimizers, **self.opaque}
+        found |= {f"optimizer.{name}": optimizers[name] for name in sorted(optimizers)}
+        found |= {f"scheduler.{name}": self.schedulers[name] for name in sorted(self.schedulers)}
+        if self.accumulator is not None:
+            found["accumulator"] = self.accumulator
+        return {**found, **self.model_state.objects()}
+
+    def asked(self) -> list[str]:
+        """Return which of the roots are told their state by code of their own, which may make what was not there."""
+        components = [name for name, value in self.components.items() if kind_of(value, name) != "module"]
+        return [
+            *(f"component.{name}" for name in components),
+            *(f"optimizer.{name}" for name in self.opaque),
+            *self.model_state.objects(),
+        ]
 
     def optimizer_names(self) -> dict[int, str]:
         """Return the name of each torch optimizer by its `id`."""
