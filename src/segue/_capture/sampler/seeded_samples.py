@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, SupportsIndex
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from segue._capture.sampler.kept_streams import kept_streams
 from segue._capture.sampler.keys import COUNTS, SEEDS, checked
@@ -45,9 +45,7 @@ class SeededSamples(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, seed: SupportsIndex = 0) -> None:
-        # `IterableDataset` inherits a `__getitem__` that raises.
-        is_indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-        if not is_indexed or isinstance(dataset, IterableDataset):
+        if not _reads_one(dataset) and not hasattr(dataset, "__getitems__"):
             raise TypeError(
                 f"samples are seeded by their index, and {type(dataset).__name__} is only iterated; let it keep "
                 "its random state in `state_dict` and `load_state_dict`"
@@ -101,9 +99,7 @@ class SeededSamples(Dataset[Any]):
         return samples
 
     def _one(self, number: int) -> Any:
-        if not hasattr(self.dataset, "__getitem__"):
-            return self._one_of_many(number)
-        return self.dataset[number]
+        return self.dataset[number] if _reads_one(self.dataset) else self._one_of_many(number)
 
     def _one_of_many(self, number: int) -> Any:
         (sample,) = self.dataset.__getitems__([number])
@@ -123,3 +119,8 @@ class SeededSamples(Dataset[Any]):
         if number < -length:
             raise IndexError(f"index {number} of {length} samples")
         return number + length
+
+
+def _reads_one(dataset: Any) -> bool:
+    """Tell whether a dataset has a `__getitem__`, and not only the one of torch's classes, which raises."""
+    return getattr(type(dataset), "__getitem__", Dataset.__getitem__) is not Dataset.__getitem__
