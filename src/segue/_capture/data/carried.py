@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from segue._capture.data.classes import STREAMED_DATASET, is_a
+from segue._capture.data.classes import COUNTING_SAMPLER, STREAMED_DATASET, is_a
 from segue._capture.plain import freeze
 from segue._record.tree import same, thaw
 
@@ -30,6 +30,11 @@ def prepare(stateful: Any, fresh: Any, begin: Callable[[], Iterator[Any]], end: 
         stateful.load_state_dict(
             None
         )  # else it goes on where it resumed, in each pass of the same epoch (datasets 5.2)
+        return begin()
+    if is_a(stateful, COUNTING_SAMPLER):
+        stateful.load_state_dict(
+            thaw(fresh)
+        )  # a count of the last pass, which the next one would begin behind
         return begin()
     if end is None:
         end = freeze(stateful.state_dict(), "data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from segue._capture.staging import class_name
@@ -13,6 +14,8 @@ STREAMED_DATASET = "datasets.iterable_dataset.IterableDataset"
 TABLE_DATASET = "datasets.arrow_dataset.Dataset"
 NODE = "torchdata.nodes.base_node.BaseNode"
 NODES_LOADER = "torchdata.nodes.loader.Loader"
+COUNTING_SAMPLER = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
+ITERABLE_NODE = "torchdata.nodes.adapters.IterableWrapper"
 SAMPLER_NODE = "torchdata.nodes.adapters.SamplerWrapper"
 
 
@@ -29,6 +32,11 @@ def is_exactly(value: object, *names: str) -> bool:
 def has_state(value: object) -> bool:
     """Tell whether an object saves and takes over its own state."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def has_ended(iterator: Any) -> bool:
+    """Tell whether a generator has come to its end; other iterators don't tell."""
+    return inspect.isgenerator(iterator) and inspect.getgeneratorstate(iterator) == inspect.GEN_CLOSED
 
 
 def same_class(before: Any, now: Any) -> bool:

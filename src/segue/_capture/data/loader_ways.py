@@ -65,6 +65,8 @@ def _way_of_sampler(loader: Any) -> str:
     plain = is_exactly(batches, _PLAIN_BATCHES)
     if is_exactly(sampler, *_DETERMINED):
         return STATE
+    if plain and not loader.num_workers:
+        return REPLAY  # torchdata skips when the next index is asked for, when the streams are long restored
     if is_exactly(sampler, *_DRAWN_AT_FIRST):
         return STATE_FROM_BEGINNING
     if is_exactly(sampler, *_SAVED):

@@ -13,10 +13,13 @@ from typing import Any
 
 from segue._capture.data import beginning, carried
 from segue._capture.data.classes import (
+    COUNTING_SAMPLER,
+    ITERABLE_NODE,
     NODE,
     NODES_LOADER,
     SAMPLER_NODE,
     STREAMED_DATASET,
+    has_ended,
     has_state,
     is_a,
 )
@@ -27,13 +30,16 @@ from segue._capture.data.streamed import saves_itself_whole
 from segue._capture.data.watch import Watch
 from segue._capture.plain import freeze
 from segue._capture.staging import type_name
-from segue._record.tree import thaw
+from segue._record.tree import same, thaw
 from segue.errors import ComponentMismatch, Finding, UnsupportedState
 
 _SETTINGS = (
     "batch_size", "drop_last", "num_workers", "in_order", "method", "prebatch", "seed", "stop_criteria", "rank",
     "world_size", "prefetch_factor", "snapshot_frequency",
 )  # fmt: skip
+
+
+_FIELDS = {"state", "epochs", "started", "ended", "beginning"}
 
 
 class Nodes:
@@ -95,13 +101,28 @@ class Nodes:
         if progress.is_inside and not self._is_saved:
             refuse_mixed(self._watch)
         if root is None:
-            return {"state": None, "epochs": {}, "started": {}, "beginning": None}
+            return {"state": None, "epochs": {}, "started": {}, "ended": [], "beginning": None}
         return {
             "state": freeze(root.state_dict(), "data"),
             "epochs": {path: node.epoch for path, node in _samplers(self.loader)},
             "started": {path: node._started for path, node in _counting(self.loader)},
+            "ended": self._ended(progress),
             "beginning": self._beginning if progress.is_inside and not self._is_saved else None,
         }
+
+    def _ended(self, progress: Progress) -> list[str]:
+        """Return the nodes whose iterator has come to its end already, as behind a last short batch.
+
+        Raises:
+            UnsupportedState: If one can't tell, and its state is that of a new pass.
+        """
+        found = [path for path, node in _reading(self.loader) if has_ended(node._it)]
+        for path, iterable in _stateful(self.loader):
+            state = freeze(iterable.state_dict(), "data")
+            is_trusted = path in found or is_a(iterable, COUNTING_SAMPLER, STREAMED_DATASET)
+            if progress.delivered and not is_trusted and same(state, self._fresh.get(path)):
+                raise _says_new(path, iterable)
+        return found
 
     @property
     def _root(self) -> Any:
@@ -121,7 +142,7 @@ class Nodes:
     def check(
         self, position: Any, progress: Progress, contract: Mapping[str, Any], scope: str
     ) -> Iterable[Finding]:
-        is_whole = type(position) is dict and position.keys() == {"state", "epochs", "started", "beginning"}
+        is_whole = type(position) is dict and set(position) == _FIELDS
         if not is_whole or not all(type(position[name]) is dict for name in ("epochs", "started")):
             yield Finding(
                 ComponentMismatch, f"{scope}.position", "the record holds no position of nodes", scope
@@ -147,6 +168,12 @@ class Nodes:
             node._started = position["started"].get(
                 path, False
             )  # they count the next pass only if this one had begun
+        for path, node in _reading(self.loader):
+            if path in position["ended"]:
+                if not has_state(_read(node)):
+                    for _ in node._it:  # it was skipped to its last item; at its end it may draw
+                        break
+                node._it = iter(())
         return self._watched(iterator) if progress.is_inside else None
 
     def _loaded(self, state: Any) -> Iterator[Any]:
@@ -198,9 +225,26 @@ def _counting(loader: Any) -> Iterator[tuple[str, Any]]:
     return ((path, node) for path, node in _nodes(loader) if type(vars(node).get("_started")) is bool)
 
 
+def _reading(loader: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes that read a sampler or an iterable."""
+    return ((path, node) for path, node in _nodes(loader) if is_a(node, SAMPLER_NODE, ITERABLE_NODE))
+
+
+def _read(node: Any) -> Any:
+    return vars(node).get("iterable", vars(node).get("sampler"))
+
+
+def _says_new(path: str, iterable: Any) -> UnsupportedState:
+    return UnsupportedState(
+        "what a node iterates over says that it is new, though batches were delivered: it would begin anew",
+        code="capture.data.behind", where=f"data.{path}", found=type_name(iterable),
+        hint="let its `__iter__` be a generator that counts before it yields",
+    )  # fmt: skip
+
+
 def _stateful(loader: Any) -> Iterator[tuple[str, Any]]:
-    for path, node in _nodes(loader):
-        iterable = vars(node).get("iterable")
+    for path, node in _reading(loader):
+        iterable = _read(node)
         if iterable is not None and has_state(iterable):
             yield path, iterable
 

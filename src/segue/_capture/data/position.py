@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from segue._capture.data.contract import differences, is_contract, moved
 from segue._capture.data.epochs import Epochs, is_epochs
@@ -47,6 +47,11 @@ class DataPosition:
     Collective:
         No.
     """
+
+    # A pass under way is a position, and built anew; a random generator in it is one of the loader's.
+    _called_in_paths: ClassVar[Mapping[str, str | None]] = dict.fromkeys(
+        ("_source", "_epochs", "_progress", "_pass", "_rest", "_placed")
+    )
 
     def __init__(self, loader: Any, *, replay: bool = False) -> None:
         self.loader = loader

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from segue._capture.data import beginning, carried, loader_state, loader_ways
-from segue._capture.data.classes import STREAMED_DATASET, has_state, is_a
+from segue._capture.data.classes import STREAMED_DATASET, has_ended, has_state, is_a
 from segue._capture.data.identity import dataset_entries, sampler_entries
 from segue._capture.data.loader_ways import REPLAY, STATE
 from segue._capture.data.replayed import refuse_mixed, skip, wrong_beginning
@@ -23,6 +23,7 @@ from segue._capture.data.source import Progress
 from segue._capture.data.stateful_iterable import left_in_the_middle
 from segue._capture.data.watch import Watch
 from segue._capture.plain import freeze
+from segue._capture.staging import type_name
 from segue._record.tree import same, thaw
 from segue.errors import ComponentMismatch, Finding, UnsupportedState
 
@@ -36,9 +37,10 @@ class StatefulLoader:
     kind = "stateful_loader"
 
     def __init__(self, loader: Any, *, replay: bool) -> None:
-        _refuse_no_order(loader)
         self.loader = loader
         self._replay = replay
+        _refuse_no_order(loader)
+        _refuse_workers_that_live_on(loader, self._way)
         self._beginning: Any = None
         self._dataset_at_beginning: Any = None
         self._has_drawn_seed = True
@@ -88,6 +90,7 @@ class StatefulLoader:
             "beginning": self._beginning,
             "dataset": self._dataset_at_beginning,
             "has_drawn_seed": self._has_drawn_seed,
+            "has_ended": not self.loader.num_workers and has_ended(_indices(self.loader._iterator)),
             "has_workers": has_workers,
         }
 
@@ -192,7 +195,13 @@ class StatefulLoader:
         if self._beginning is not None:
             beginning.put(self._beginning, loader)
         with contextlib.nullcontext() if self._has_drawn_seed else _without_seed(loader):
-            return iter(loader)
+            iterator: Iterator[Any] = iter(loader)
+        if position["has_ended"] and not loader.num_workers:
+            for _ in _indices(
+                iterator
+            ):  # the sampler came to its end in the last short batch, and may draw there
+                break
+        return iterator
 
     def _fitting(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state for as many workers as there are; others were accepted."""
@@ -306,6 +315,12 @@ def _without_seed(loader: Any) -> Iterator[None]:
         loader.generator = own
 
 
+def _indices(iterator: Any) -> Any:
+    """Return what an iterator of a loader takes its indices from, below what makes batches of them."""
+    batches = getattr(iterator, "_sampler_iter", None)
+    return getattr(batches, "sampler_iter", batches)
+
+
 def _watch_indices(iterator: Any, watch: Watch) -> None:
     """Look at what the sampler draws, and not at what samples draw."""
     indices = iterator._sampler_iter
@@ -320,7 +335,7 @@ def _parts(state: Any) -> list[Any]:
 
 
 _SHAPES = (
-    {"state", "beginning", "dataset", "has_drawn_seed", "has_workers"},
+    {"state", "beginning", "dataset", "has_drawn_seed", "has_ended", "has_workers"},
     {"has_workers", "dataset", "workers", "sampler"},
 )
 
@@ -335,6 +350,19 @@ def _wrong_shape(position: Any) -> str | None:
     if "state" in position and position["state"] is None and position["beginning"] is None:
         return "the record holds neither a state nor the beginning of the pass"
     return None
+
+
+def _refuse_workers_that_live_on(loader: Any, way: str) -> None:
+    """Raise where the order follows from streams of workers that go on from pass to pass, which nothing can put back."""
+    dataset = loader.dataset
+    if not (way == REPLAY and loader.num_workers and loader.persistent_workers):
+        return
+    if loader_ways.is_iterable(loader) and not is_a(dataset, STREAMED_DATASET):
+        raise UnsupportedState(
+            "workers live on from pass to pass, and the dataset does not say where it and its random streams stand in them",
+            code="capture.data.workers", where="data", found=f"persistent_workers=True over {type_name(dataset)}",
+            hint="build the loader with `persistent_workers=False`, or give the dataset `state_dict` and `load_state_dict`",
+        )  # fmt: skip
 
 
 def _refuse_no_order(loader: Any) -> None:
