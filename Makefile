@@ -28,7 +28,7 @@ test: $(STAMP)  ## Run the tests that take minutes, not hours.
 	$(PYTEST) -n $(WORKERS) -m 'not exact and not crash and not soak'
 
 exact: $(STAMP)  ## Run the full exactness matrix.
-	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness tests/quantized_state tests/adapters
+	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness tests/quantized_state tests/adapters tests/examples
 	$(PYTEST) -n $(WORKERS) -m 'exact and not soak' tests/cases tests/_session
 
 crash: $(STAMP)  ## Run the full crash matrix.
