@@ -93,6 +93,11 @@ def is_of_library(value: types.ModuleType | type) -> bool:
     return _is_library(path) if path else module.__name__ in sys.builtin_module_names
 
 
+def is_library_path(path: str) -> bool:
+    """Tell whether a source file belongs to an installed library, to Python or to segue."""
+    return _is_library(path)
+
+
 def _is_library(path: str) -> bool:
     if path.startswith("<"):
         return path.startswith("<frozen")
