@@ -29,12 +29,13 @@ _OF_PEFT = {
     "peft.utils.other.AuxiliaryTrainingWrapper": "original_module",
 }
 _OF_PEFTS_LAYERS = ("base_layer", "original_module")
+# Modules whose parameters are shards; torch moves these classes between modules of that package (torch 2.13).
 _SHARDED = {
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
+    "FullyShardedDataParallel": (
         "FullyShardedDataParallel keeps parameters flat, in shards of no parameter's shape",
         "capture.fsdp1", "`torch.distributed.fsdp.fully_shard` keeps each parameter; it is not supported yet either",
     ),
-    "torch.distributed.fsdp._fully_shard._fully_shard.FSDPModule": (
+    "FSDPModule": (
         "shards of `fully_shard` are not supported yet", "capture.fsdp2", "train without shards, as with DistributedDataParallel",
     ),
 }  # fmt: skip
@@ -82,7 +83,10 @@ def _torchs(cls: type) -> tuple[str, type] | None:
 
 @functools.cache
 def _sharded(cls: type) -> tuple[str, str, str] | None:
-    return next((_SHARDED[name] for name in map(class_name, cls.__mro__) if name in _SHARDED), None)
+    names = (
+        base.__qualname__ for base in cls.__mro__ if base.__module__.startswith("torch.distributed.fsdp")
+    )
+    return next((_SHARDED[name] for name in names if name in _SHARDED), None)
 
 
 def wrapped_attribute(module: nn.Module) -> str | None:
