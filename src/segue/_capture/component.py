@@ -20,12 +20,13 @@ from segue._capture.data.classes import NODE, NODES_LOADER, STATEFUL_LOADER, STR
 from segue._capture.data.position import DataPosition
 from segue._capture.deferred import deferring
 from segue._capture.extra_state import ExtraState
+from segue._capture.lazily import built_class
 from segue._capture.module import capture_module, check_module
 from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
 from segue._capture.scaler import check_factors, configured_factors
 from segue._capture.scheduler import is_scheduler
-from segue._capture.staging import is_of_class, type_name
+from segue._capture.staging import class_name, is_called, type_name
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
 from segue.errors import (
@@ -133,7 +134,8 @@ def capture_component(value: Any, name: str, shares: Any = None) -> ComponentRec
     """
     kind, scope = kind_of(value, name), f"component.{name}"
     if kind == "module":
-        return ComponentRecord(kind, type_name(unwrapped(value)), capture_module(value, scope), shares)
+        name = class_name(built_class(unwrapped(value)))
+        return ComponentRecord(kind, name, capture_module(value, scope), shares)
     return capture_object(value, scope)
 
 
@@ -173,7 +175,8 @@ def refuse_scaler_in_flight(value: object, scope: str) -> None:
 def check_component(record: ComponentRecord, value: Any, name: str, shares: Any = None) -> Iterator[Finding]:
     """Yield what keeps the record from fitting this object, as far as its kind can tell."""
     scope = f"component.{name}"
-    if not is_of_class(unwrapped(value) if isinstance(value, nn.Module) else value, record.class_name):
+    cls = built_class(unwrapped(value)) if isinstance(value, nn.Module) else type(value)
+    if not is_called(cls, record.class_name):
         yield Finding(
             ComponentMismatch,
             f"{scope}.class",

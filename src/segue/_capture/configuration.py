@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from segue._capture.adapters import OF_EVERY_MODULE
+from segue._capture.extra_state import has_extra_state
 from segue._capture.naming import walk
 from segue._capture.staging import capture_tensor, is_plain, type_name
 from segue._capture.wrappers import is_adapter_layer
@@ -55,11 +56,11 @@ def configuration_of(module: nn.Module, scope: str, *, everywhere: bool) -> dict
             if everywhere or any(path.startswith(f"{layer}.") for layer in layers):
                 found[path] = {"p": child.p}
         elif everywhere and _holds_trained(child):
-            found[path] = _attributes(child, hidden=False)
+            found[path] = _attributes(child, hidden=False, state=_told_as_state(child))
         elif path in around:
             found[path] = {
                 name: value
-                for name, value in _attributes(child, hidden=False).items()
+                for name, value in _attributes(child, hidden=False, state=_told_as_state(child)).items()
                 if type(value) in _NUMBERS
             }
     found = {path: attributes for path, attributes in found.items() if attributes}
@@ -83,13 +84,23 @@ def _around_trained(children: Mapping[str, nn.Module]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _attributes(module: nn.Module, *, hidden: bool) -> dict[str, Any]:
+def _told_as_state(module: nn.Module) -> frozenset[str]:
+    """Return the attributes that a module with `get_extra_state` tells there: they are restored, and not compared."""
+    if not has_extra_state(module):
+        return frozenset()
+    told = module.get_extra_state()
+    names = vars(module) if not isinstance(told, dict) else [key for key in told if isinstance(key, str)]
+    return frozenset(names)
+
+
+def _attributes(module: nn.Module, *, hidden: bool, state: Collection[str] = ()) -> dict[str, Any]:
     """Return the attributes of a module that are plain values, without those that every module has."""
     return {
         name: _plain(value)
         for name, value in sorted(vars(module).items())
         if name not in OF_EVERY_MODULE
         and name not in _INCIDENTAL
+        and name not in state
         and (hidden or not name.startswith("_"))
         and _is_plain(value)
     }

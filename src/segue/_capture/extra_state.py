@@ -40,11 +40,16 @@ class ExtraState:
         self.asked.set_extra_state(state)
 
 
+def has_extra_state(module: nn.Module) -> bool:
+    """Tell whether a module has state of its own making; torch looks at the class alone, too (torch 2.13)."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
 def extra_states(places: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
     """Return the submodules that have extra state, each under the first of its paths in sorted order."""
     found: dict[int, tuple[str, nn.Module]] = {}
     for path, child in places:
-        if type(child).get_extra_state is not nn.Module.get_extra_state:
+        if has_extra_state(child):
             known = found.setdefault(id(child), (path, child))
             found[id(child)] = min(known, (path, child), key=lambda item: item[0])
     return dict(sorted(found.values(), key=lambda item: item[0]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from segue._capture.naming import NamedTensor, joined, named_tensors
+from segue._capture.writes import ObjectWrite, Write
 from segue._record.contract import TensorSpec
 from segue._record.sections import ModuleRecord
 from segue.errors import ContractMismatch, Finding
@@ -91,6 +93,12 @@ def _materialised(tensor: Any, spec: TensorSpec) -> _Lazy:
     return lazy
 
 
+def built_class(module: nn.Module) -> type:
+    """Return the class of a module; of a lazily built one that which it becomes at its first forward."""
+    becomes: type | None = getattr(module, "cls_to_become", None) if isinstance(module, LazyModuleMixin) else None
+    return becomes or type(module)
+
+
 def lazy_findings(
     record: ModuleRecord, places: Iterable[tuple[str, nn.Module]], scope: str
 ) -> Iterator[Finding]:
@@ -104,6 +112,25 @@ def lazy_findings(
                     ContractMismatch, f"{scope}.shape.{joined(path, name)}", "the shape differs from the one that the "
                     "module would get at its first forward", f"{scope} {joined(path, name)}", spec.shape, shown,
                 )  # fmt: skip
+
+
+def plan_sizes(record: ModuleRecord, places: Iterable[tuple[str, nn.Module]], scope: str) -> Iterator[Write]:
+    """Plan to tell lazily built modules of torch the sizes that their first forward would: some compare them (torch 2.13)."""
+    for path, child in places:
+        if not isinstance(child, LazyModuleMixin):
+            continue
+        specs = [record.contract.tensors.get(joined(path, name)) for name in ("weight", "bias", "running_mean")]
+        shape = next((spec.shape for spec in specs if spec is not None), None)
+        own: Any = child
+        if shape is None or not shape:
+            continue
+        if isinstance(own, _NormBase):
+            yield ObjectWrite(f"{scope} {path} sizes", partial(setattr, own, "num_features", shape[0]))
+        elif isinstance(own, nn.Linear):
+            yield ObjectWrite(f"{scope} {path} sizes", partial(setattr, own, "in_features", shape[-1]))
+        elif isinstance(own, _ConvNd):
+            size = shape[0] if isinstance(own, _ConvTransposeNd) else shape[1] * own.groups
+            yield ObjectWrite(f"{scope} {path} sizes", partial(setattr, own, "in_channels", size))
 
 
 def _known_sizes(module: nn.Module) -> dict[str, tuple[int | None, ...]]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from segue._capture.configuration import configuration_differences, configuration_of
 from segue._capture.extra_state import capture_extra, check_extra, plan_extra
-from segue._capture.lazily import lazy_findings
+from segue._capture.lazily import lazy_findings, plan_sizes
 from segue._capture.memory import byte_range, storage_of
 from segue._capture.modes import modes_of, paths_with_modes, plan_modes
 from segue._capture.naming import NamedTensor, buffer_places, named_tensors, walk
@@ -388,6 +388,7 @@ def plan_module(record: ModuleRecord, module: nn.Module, scope: str) -> list[Wri
         if item.kind == "parameter" and spec is not None and item.tensor is not None:
             writes.append(flag_write(where, item.tensor, spec.requires_grad))
     writes.extend(plan_extra(record.extra, module, scope, list(writes)))
+    writes.extend(plan_sizes(record, walk(module, scope), scope))
     writes.extend(Settings(record.settings, module, walk(module, scope), scope).plan())
     writes.extend(plan_modes(record.training, module, scope))
     return writes

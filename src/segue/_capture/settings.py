@@ -31,7 +31,7 @@ from segue._capture.writes import ObjectWrite, Write
 from segue.errors import ABSENT, ContractMismatch, Finding, UnsupportedState
 
 _PLAIN = (type(None), bool, int, float, complex, str)
-_OF_TORCH = ("torch.nn.modules.", "torch.nn.utils.parametrizations.")
+_OF_TORCH = ("torch.nn.modules.", "torch.nn.utils.parametrizations")
 _AVERAGED = "AveragedModel"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 # Told by the shapes of parameters and buffers; of a lazily built module they are not known before its first forward.
@@ -163,6 +163,8 @@ def _of_class(cls: type) -> tuple[str, tuple[str, ...]] | None:
 def _torch_class(cls: type) -> type | None:
     becomes = getattr(cls, "cls_to_become", None) if issubclass(cls, LazyModuleMixin) else None
     for base in (becomes or cls).__mro__:
+        if not issubclass(base, nn.Module):
+            continue
         if base.__module__.startswith(_OF_TORCH) or class_name(base) == f"torch.optim.swa_utils.{_AVERAGED}":
             return None if base is nn.Module or base in _CONTAINERS else base
     return None

@@ -45,7 +45,11 @@ def is_of_class(value: object, name: str) -> bool:
     A program's own classes are in `__main__` when it is run as a script, and in a module when it is imported or run
     with `-m`; so there the module is not compared.
     """
-    cls = type(value)
+    return is_called(type(value), name)
+
+
+def is_called(cls: type, name: str) -> bool:
+    """Tell whether a class is the one that a record names, as `is_of_class` does of an object's."""
     if class_name(cls) == name:
         return True
     main = "__main__."
