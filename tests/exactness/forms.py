@@ -132,6 +132,15 @@ FORMS: dict[str, Form] = {
     "DDP around compiled around checkpointed layers": lambda module: replicated(compiled(inside(block="checkpointed")(module))),
 }  # fmt: skip
 
+COMPILED: dict[str, Form] = {
+    "by inductor": torch.compile,
+    "by inductor, DDP inside": lambda module: torch.compile(replicated(module)),
+    "by inductor, one of two": lambda module: Pipeline(torch.compile(module.first), module.second),
+    "by aot_eager": lambda module: torch.compile(module, backend="aot_eager"),
+    "by aot_eager in place": lambda module: module.compile(backend="aot_eager") or module,
+}
+"""Forms that compute by other kernels than the plain one, and take a while to build them."""
+
 ONLY_NAMED: dict[str, Form] = {"offloaded": offload_wrapper}
 """Forms whose forward needs an accelerator."""
 
@@ -142,7 +151,7 @@ def pipeline() -> Pipeline:
 
 def in_form(name: str) -> nn.Module:
     """Build the two nets in a form."""
-    return {**FORMS, **ONLY_NAMED}[name](pipeline())
+    return {**FORMS, **COMPILED, **ONLY_NAMED}[name](pipeline())
 
 
 @functools.cache

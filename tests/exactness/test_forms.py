@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from tests.exactness.forms import ADAPTED, FORMS
+from tests.exactness.forms import ADAPTED, COMPILED, FORMS
 from tests.exactness.forms_plans import TOTAL, Plan
 from tests.exactness.processes import ROOT
 
@@ -88,6 +88,31 @@ def test_a_training_goes_on_from_every_form_in_every_other(cut, tmp_path):
 def test_with_dropout_a_training_goes_on_in_each_form_as_it_would_have(tmp_path):
     pairs = tuple((form, form, cut) for form in FORMS for cut in range(TOTAL))
     check(tmp_path, tuple(FORMS), pairs, dropout=0.2)
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1800)
+def test_compiled_to_kernels_a_training_goes_on_as_it_would_have(tmp_path):
+    pairs = tuple((form, form, cut) for form in COMPILED for cut in range(TOTAL))
+    check(tmp_path, tuple(COMPILED), pairs, dropout=0.2)
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1800)
+def test_the_state_goes_to_compiled_kernels_and_back_and_only_rounding_differs_after(tmp_path):
+    """Which is why the environment says what runs compiled."""
+    pairs = (
+        ("by inductor", "plain", 3),
+        ("plain", "by inductor, DDP inside", 3),
+        ("by aot_eager", "by inductor", 2),
+    )
+    forms = forms_of(pairs, "plain")
+    carried_out(Plan(str(tmp_path), forms), hash_seed=1)
+    carried_out(Plan(str(tmp_path), (), pairs, seed=1000), hash_seed=2)
+    for before, after, cut in pairs:
+        found = json.loads((tmp_path / f"{before}--{after}--{cut}.json").read_text())[str(cut)]
+        expected = json.loads((tmp_path / f"{before}.json").read_text())[str(cut)]
+        assert {**found, "loss": expected["loss"]} == expected
 
 
 @pytest.fixture
