@@ -95,16 +95,16 @@ class Program:
         return self
 
     def is_refused(self, state=None):
-        before = everything(self.model, self.optimizer)
+        before, refusal = everything(self.model, self.optimizer), None
         try:
             self.training.capture(state)
         except NotAtBoundary as error:
-            assert error.code == "capture.averaged_weights"
-            assert "save when the trained weights are back" in error.hint
-            assert everything(self.model, self.optimizer) == before
-            return True
+            refusal = error
         assert everything(self.model, self.optimizer) == before
-        return False
+        if refusal is not None:
+            assert refusal.code == "capture.averaged_weights"
+            assert "save when the trained weights are back" in refusal.hint
+        return refusal is not None
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -370,11 +370,13 @@ def test_the_hooks_go_with_the_training_and_change_no_bit():
     assert everything(one.model, one.optimizer) == everything(other.model, other.optimizer)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_compiled_step_goes_on_and_is_the_same():
     one, other = Program(), Program()
-    other.optimizer.step = torch.compile(other.optimizer.step, backend="eager")
+    other.training = None
     for program in (one, other):
+        program.optimizer.step = torch.compile(program.optimizer.step, backend="eager")
         torch.manual_seed(1)
         program.steps(4)
-        assert not program.is_refused()
+    assert not one.is_refused()
     assert everything(one.model, one.optimizer) == everything(other.model, other.optimizer)
