@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from segue._capture.deferred import deferring
 from segue._capture.function_code import BUILTINS, applied
+from segue._capture.generators import is_generator
 from segue._capture.held import Describing
 from segue._capture.plain import freeze
 from segue._capture.registered import NOTHING
@@ -61,8 +62,14 @@ def callable_state(function: Any, where: str, references: References = NOTHING) 
         raise UnsupportedState(
             "a callable with `__slots__` hides its state", where=where, found=class_name(type(function))
         )
-    state: dict[str, Any] = freeze(dict(vars(function)), where)
+    own = {name: item for name, item in vars(function).items() if not is_stream(item, references)}
+    state: dict[str, Any] = freeze(own, where)
     return state
+
+
+def is_stream(value: object, references: References) -> bool:
+    """Tell whether an attribute is a random generator that is captured by itself: no state of who holds it."""
+    return is_generator(value) and references.name(value) is not None
 
 
 def restore_callable_state(function: Any, state: dict[str, Any] | None) -> None:
@@ -70,5 +77,6 @@ def restore_callable_state(function: Any, state: dict[str, Any] | None) -> None:
     function = applied(function)
     if state is not None and not isinstance(function, _FUNCTIONS):
         attributes = vars(function)
+        streams = {name: item for name, item in attributes.items() if is_generator(item)}
         attributes.clear()
-        attributes.update(thaw(state))
+        attributes.update({**streams, **thaw(state)})

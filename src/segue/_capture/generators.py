@@ -25,7 +25,7 @@ _TORCH_CPU_BYTES: Final = 5056  # the cached normal included (torch 2.13)
 _BIT_GENERATORS: Final = (
     np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64,
 )  # fmt: skip
-_REFUSED = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, AssertionError)
+_REFUSED = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, AssertionError)
 
 
 class DoesNotFit(Exception):
@@ -77,6 +77,15 @@ def kind_of_generator(value: object) -> GeneratorKind | None:
 def is_generator(value: object) -> bool:
     """Tell whether a value is a random generator of any kind, also one whose state can't be told."""
     return base_in(type(value), _BASES) is not None
+
+
+def holds_only_generators(value: object) -> bool:
+    """Tell whether a value is a random generator, or a list, tuple or dictionary of such and of nothing else."""
+    kind = type(value)
+    if kind is dict or kind is list or kind is tuple:
+        items: Any = value.values() if isinstance(value, dict) else value
+        return bool(items) and all(map(holds_only_generators, items))
+    return is_generator(value)
 
 
 def is_pythons_own(cls: type) -> bool:

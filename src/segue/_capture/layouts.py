@@ -24,10 +24,12 @@ from segue.errors import ABSENT
 
 _mro: Any = type.__dict__["__mro__"].__get__
 _vars: Any = type.__dict__["__dict__"].__get__
+_qualname: Any = type.__dict__["__qualname__"].__get__
 
 CALLED: Final = "_called_in_paths"
-"""A class of segue may have this dictionary: what its attributes are called in paths, and nothing for one that stands
-for the whole object. Of others the underscores are left out: paths stand in checkpoints."""
+"""A class of segue may have this dictionary: what its attributes are called in paths, an empty string for one that
+stands for the whole object, and `None` for one that is left out. Of others the underscores are: paths stand in
+checkpoints."""
 
 
 class Kind(enum.Enum):
@@ -83,12 +85,15 @@ _OF_THE_PROCESS: Final = (
     "torch.distributed.", "torch.fx.", "torch.jit.", "torch.multiprocessing.", "torch.profiler.",
     "segue._record.", "segue._session.", "segue._store.", "segue._window.",
 )  # fmt: skip
+# What is made anew for each pass over the data, and saved by what made it.
+_OF_A_POSITION: Final = ("torchdata.nodes.samplers.multi_node_weighted_sampler._WeightedSampler",)
 _LEFT_OUT: Final[dict[type, frozenset[str]]] = {
     nn.Module: frozenset(vars(nn.Module())),  # which are looked into as what they are
     Optimizer: frozenset({"state", "param_groups", "defaults"}),
     DataLoader: frozenset({"_iterator"}),
 }
 
+_SLOT: Final = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _NONE: Final[Mapping[type, Kind]] = {}
 
 
@@ -102,7 +107,7 @@ class Layout:
     def __init__(self, cls: type) -> None:
         mro = _mro(cls)
         found = next((_vars(base)["__dict__"] for base in mro if "__dict__" in _vars(base)), None)
-        self._dictionary = found if isinstance(found, types.GetSetDescriptorType) else None
+        self._dictionary = found if isinstance(found, _SLOT) else None
         self._slots = sorted(
             {
                 name: held
@@ -111,11 +116,12 @@ class Layout:
                 if isinstance(held, types.MemberDescriptorType) and not _is_pythons(name)
             }.items()
         )
-        self._left_out = frozenset(name for base in mro for name in _LEFT_OUT.get(base, ()))
-        self._is_ours = cls.__module__.startswith("segue.")
-        self._called: dict[str, str] = next(
-            (_vars(base)[CALLED] for base in mro if CALLED in _vars(base)) if self._is_ours else iter(()), {}
-        )
+        self._is_ours = str(_vars(cls).get("__module__")).startswith("segue.")
+        called = [_vars(base)[CALLED] for base in mro if CALLED in _vars(base)] if self._is_ours else []
+        self._called: Mapping[str, str | None] = called[0] if called else {}
+        self._left_out = frozenset(name for base in mro for name in _LEFT_OUT.get(base, ())) | {
+            name for name, shown in self._called.items() if shown is None
+        }
 
     def dictionary(self, value: object) -> dict[str, Any]:
         """Return the dictionary of an object, or an empty one."""
@@ -148,9 +154,8 @@ class Layout:
 
     def path(self, above: str, name: str) -> str:
         """Return the path of an attribute."""
-        if self._is_ours:
-            name = self._called.get(name, name.lstrip("_"))
-        return f"{above}.{name}" if name else above
+        shown = self._called.get(name, name.lstrip("_")) if self._is_ours else name
+        return f"{above}.{shown}" if shown else above
 
 
 def _by_name(item: tuple[str, Any]) -> str:
@@ -208,12 +213,13 @@ def _kind_of(cls: type) -> Kind:
     if known is not None:
         return known
     module = _vars(cls).get("__module__")
+    if type(module) is str and f"{module}.{_qualname(cls)}" in _OF_A_POSITION:
+        return Kind.LEAF
     if type(module) is str and f"{module}.".startswith(_OF_THE_PROCESS):
         return Kind.SKIPPED
     held = [part for base in mro if base is not object for part in _vars(base).items()]
     has_parts = any(
-        isinstance(part, types.MemberDescriptorType)
-        or (name == "__dict__" and isinstance(part, types.GetSetDescriptorType))
+        isinstance(part, types.MemberDescriptorType) or (name == "__dict__" and isinstance(part, _SLOT))
         for name, part in held
     )
     return Kind.OBJECT if has_parts else Kind.LEAF

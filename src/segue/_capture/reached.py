@@ -25,7 +25,9 @@ from torch.optim import Optimizer
 from segue._capture.function_code import is_library_function
 from segue._capture.layouts import Kind, Layouts, base_in
 from segue._capture.naming import ModulePlace, places
-from segue.errors import UnsupportedState
+from segue._capture.state_of import StateOf
+from segue._capture.visible import COMPUTED, stored
+from segue.errors import ABSENT, UnsupportedState
 
 _MAX_ITEMS: Final = 10_000  # of one container
 _MAX_ENTERED: Final = 200_000  # items and objects, altogether
@@ -179,6 +181,11 @@ class _Walk:
     # Objects and containers.
 
     def _attributes(self, item: _Todo) -> None:
+        if type(item.value) is StateOf and isinstance(item.value.owner, types.ModuleType | type):
+            for name in item.value.names:  # of a whole Python module or class only what was named
+                held = stored(item.value.owner, name)
+                if held is not COMPUTED and held is not ABSENT:
+                    self._add(f"{item.path}.{name}", held, item.value.owner, name, item.depth + 1)
         layout = self._layouts.of(type(item.value))
         is_optimizer = base_in(type(item.value), (Optimizer,)) is not None
         for name, value in layout.parts(item.value, self._layouts.kinds):

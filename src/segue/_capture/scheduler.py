@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from segue._capture.callables import callable_state, fingerprint, restore_callable_state
+from segue._capture.callables import callable_state, fingerprint, is_stream, restore_callable_state
 from segue._capture.function_changes import (
     changes,
     describes_callable,
@@ -25,6 +25,7 @@ from segue._capture.function_changes import (
     with_unregistered,
     without_registered,
 )
+from segue._capture.generators import is_generator
 from segue._capture.plain import freeze
 from segue._capture.registered import NOTHING
 from segue._capture.staging import is_of_class, type_name
@@ -113,7 +114,7 @@ def _configuration(scheduler: LRScheduler, scope: str, registered: References = 
         if _is_callables(value)
         else freeze(value, f"{scope} {key}")
         for key, value in _attributes(scheduler).items()
-        if key not in _POSITION
+        if key not in _POSITION and not is_stream(value, registered)
     }
 
 
@@ -151,6 +152,7 @@ def _position(scheduler: LRScheduler, scope: str, registered: References = NOTHI
         if _is_callables(value)
         else freeze(value, f"{scope} {key}")
         for key, value in _attributes(scheduler).items()
+        if not is_stream(value, registered)
     }
 
 
@@ -329,7 +331,7 @@ def plan_scheduler(
 
     def assign() -> None:
         for key in _attributes(scheduler).keys() - record.position.keys():
-            if f"{scope}.{key}" not in accept:
+            if f"{scope}.{key}" not in accept and not is_generator(vars(scheduler)[key]):
                 del vars(scheduler)[key]  # made since: where the record stands it did not exist
         for key, value in values.items():
             current = vars(scheduler).get(key)

@@ -17,12 +17,13 @@ import inspect
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
+from segue._capture.generators import holds_only_generators
 from segue._capture.memory import byte_range
 from segue._capture.plain import refuse_depth
 from segue._capture.staging import is_of_class, is_plain, plain_parts, type_name
@@ -48,9 +49,11 @@ class StateOf:
 
     Guarantees:
         Values come back bit for bit. Containers, and tensors and arrays of the same layout, stay the objects that they
-        are, and are filled; everything else is set. Of an owner without named attributes, those that were not there
+        are, and are filled; everything else is set. Random generators stay, and are restored among the private streams. Of an owner without named attributes, those that were not there
         when it was captured are gone after a restore.
     """
+
+    _called_in_paths: ClassVar[dict[str, str | None]] = {"_owner": "", "_names": None}
 
     def __init__(self, owner: object, *names: str) -> None:
         if not all(isinstance(name, str) for name in names):
@@ -77,7 +80,9 @@ class StateOf:
         Raises:
             UnsupportedState: If one is gone, or if two share memory, or are one object.
         """
-        values = {name: self._value(name) for name in self._names or all_names(self._owner)}
+        named = {name: self._value(name) for name in self._names or all_names(self._owner)}
+        # Random generators are captured by themselves, wherever they are.
+        values = {name: value for name, value in named.items() if not holds_only_generators(value)}
         claims, devices = _Claims(), dict[_Path, str]()
         for path, value in _walk(values, ()):
             refuse_depth(value, _shown(path), len(path))
@@ -107,7 +112,8 @@ class StateOf:
         if state["all"] != (not self._names):
             yield f"it names {_told(self._names)}, and {_told(state['values'] if not state['all'] else ())} in the record"
         elif self._names:
-            for name in sorted(state["values"].keys() ^ set(self._names)):
+            streams = {name for name in self._names if holds_only_generators(_get(self._owner, name))}
+            for name in sorted(state["values"].keys() ^ (set(self._names) - streams)):
                 side = "the record" if name in state["values"] else "the program"
                 yield f"only {side} registers {name!r}"
         if not _has_entries(self._owner) and any(_is_pythons(name) for name in map(str, state["values"])):
@@ -122,7 +128,7 @@ class StateOf:
         owner, values = self._owner, state["values"]
         if not self._names:
             for name in all_names(owner):
-                if name not in values:
+                if name not in values and not holds_only_generators(_get(owner, name)):
                     _delete(owner, name)
         for name, value in values.items():
             live = _get(owner, name)

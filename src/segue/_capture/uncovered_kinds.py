@@ -163,7 +163,7 @@ def _stream_mark(stream: Any) -> Mark:
         return mark_of(stream.bit_generator.state, _nothing)
     if isinstance(stream, np.random.RandomState):
         return mark_of(stream.get_state(legacy=False), _nothing)
-    return hash(stream.getstate())
+    return (hash(stream.getstate()),)
 
 
 def _pass_mark(batches: Any) -> Mark:

@@ -37,8 +37,12 @@ def stream_findings(record: TrainingRecord, live: LiveTraining) -> Iterator[Find
 def _private_findings(
     record: TrainingRecord, live: LiveTraining, is_late: Callable[[str], bool]
 ) -> Iterator[Finding]:
-    one_sided = _roots(record) ^ live.roots().keys()
-    is_told = _beginnings_of(one_sided)  # a component is missing, with all that is in it
+    roots = live.roots().keys()
+    has_place, is_new = _beginnings_of(roots), _beginnings_of(roots - _roots(record))
+
+    def is_told(place: str) -> bool:  # as one-sided with all that is in it
+        return is_new(place) or not has_place(place)
+
     streams = PrivateStreams(live.roots())
     yield from streams.check(record.private_streams, lambda place: is_late(place) or is_told(place))
 
