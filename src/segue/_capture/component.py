@@ -22,11 +22,11 @@ from segue._capture.deferred import deferring
 from segue._capture.extra_state import ExtraState
 from segue._capture.lazily import built_class
 from segue._capture.module import capture_module, check_module
-from segue._capture.naming import unwrapped
 from segue._capture.plain import freeze
 from segue._capture.scaler import check_factors, configured_factors
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import class_name, is_called, type_name
+from segue._capture.wrappers import unwrapped, wrappers_of
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
 from segue.errors import (
@@ -175,8 +175,7 @@ def refuse_scaler_in_flight(value: object, scope: str) -> None:
 def check_component(record: ComponentRecord, value: Any, name: str, shares: Any = None) -> Iterator[Finding]:
     """Yield what keeps the record from fitting this object, as far as its kind can tell."""
     scope = f"component.{name}"
-    cls = built_class(unwrapped(value)) if isinstance(value, nn.Module) else type(value)
-    if not is_called(cls, record.class_name):
+    if not _is_of_recorded_class(value, record.class_name):
         yield Finding(
             ComponentMismatch,
             f"{scope}.class",
@@ -210,6 +209,16 @@ def check_component(record: ComponentRecord, value: Any, name: str, shares: Any 
     elif record.kind == "component":
         for clause in value.check(thaw(record.tree)) or ():
             yield Finding(ComponentMismatch, f"{scope}.check", clause, scope)
+
+
+def _is_of_recorded_class(value: Any, name: str) -> bool:
+    if not isinstance(value, nn.Module):
+        return is_called(type(value), name)
+    # Older records name a wrapper of peft's, or a subclass of one of torch's: names and layouts decide then.
+    is_wrapper = name.startswith("peft.peft_model.") or any(
+        is_called(type(wrapper), name) for wrapper, _ in wrappers_of(value)
+    )
+    return is_wrapper or is_called(built_class(unwrapped(value)), name)
 
 
 def _shown_shares(tree: Any) -> Any:
