@@ -19,7 +19,7 @@ from tests.exactness.plans import Plan, carry_out
 
 ROOT = Path(__file__).resolve().parents[2]
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.exactness.plans"])
+_context.set_forkserver_preload(["tests.exactness.plans", "tests.exactness.data_runs"])
 
 
 def forked(plan: Plan) -> int:

@@ -57,9 +57,26 @@ def is_between_snapshots(state: Any) -> bool:
     return type(state) is dict and bool(state.get("_steps_since_snapshot"))
 
 
+def with_latest(state: dict[str, Any], iterator: Any) -> dict[str, Any]:
+    """Return the state with what each worker has said last: torchdata's is of the last batch, before they came to their end."""
+    latest = {name: kept.get_state() for name, kept in iterator._worker_snapshots.items()}
+    return {**state, "_snapshot": {**state["_snapshot"], "_worker_snapshots": latest}}
+
+
 def finished(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state as at the end of its pass."""
     return {**state, "_iterator_finished": True}
+
+
+def has_ended_workers(state: Mapping[str, Any]) -> bool:
+    """Tell whether a worker's dataset has come to its end, though the pass may go on."""
+    fetchers = [each.get("fetcher_state") for each in state["_snapshot"]["_worker_snapshots"].values()]
+    return any(fetcher is not None and fetcher.get("fetcher_ended") for fetcher in fetchers)
+
+
+def states_of_datasets(state: Mapping[str, Any]) -> list[Any]:
+    """Return what the dataset of each worker has saved."""
+    return [each.get("dataset_state") for each in state["_snapshot"]["_worker_snapshots"].values()]
 
 
 def parts_of_datasets(state: Any) -> Iterator[Any]:

@@ -44,6 +44,7 @@ class StatefulLoader:
         self._beginning: Any = None
         self._dataset_at_beginning: Any = None
         self._has_drawn_seed = True
+        self._carried = False
         self._watch: Watch | None = None
         self._is_inside = self._was_left = False
         self._fresh: Any = None  # the state of a dataset in this process, before its first pass
@@ -77,7 +78,17 @@ class StatefulLoader:
         resumed, self._resumed = self._resumed, None
         self._has_drawn_seed = not (resumed["has_workers"] if resumed else self._has_living_workers)
         self._take_beginning()
-        return self._delivered(self._first_after(resumed) if resumed else iter(self.loader))
+        batches = self._first_after(resumed) if resumed else iter(self.loader)
+        self._carried = self._carries()
+        return self._delivered(batches)
+
+    def _carries(self) -> bool:
+        """Tell whether datasets in workers begin this pass with another state than new ones would."""
+        if not self._may_begin_anew or self._has_drawn_seed:
+            return False
+        new = freeze(self.loader.dataset.state_dict(), "data")
+        state = freeze(self.loader.state_dict(), "data")
+        return any(not same(new, part) for part in loader_state.states_of_datasets(state))
 
     def position(self, progress: Progress) -> Any:
         has_workers = self._has_living_workers or bool(self._resumed and self._resumed["has_workers"])
@@ -86,13 +97,33 @@ class StatefulLoader:
         if self._watch is not None:
             refuse_mixed(self._watch)
         return {
-            "state": None if self._way == REPLAY else freeze(self.loader.state_dict(), "data"),
+            "state": self._state(),
             "beginning": self._beginning,
             "dataset": self._dataset_at_beginning,
             "has_drawn_seed": self._has_drawn_seed,
             "has_ended": not self.loader.num_workers and has_ended(_indices(self.loader._iterator)),
             "has_workers": has_workers,
         }
+
+    def _state(self) -> Any:
+        if self._way == REPLAY:
+            return None
+        state = freeze(self.loader.state_dict(), "data")
+        if not self._may_begin_anew or not loader_state.has_ended_workers(state):
+            return state
+        if not self._has_drawn_seed and self._carried:
+            raise UnsupportedState(
+                "a worker has come to its end, and its dataset, which carries a state on from pass to pass, would begin anew",
+                code="capture.data.carried", where="data", found=type_name(self.loader.dataset),
+                hint="build the loader with `persistent_workers=False`, or save at another batch",
+            )  # fmt: skip
+        return None  # the pass is run again
+
+    @property
+    def _may_begin_anew(self) -> bool:
+        """Whether a worker that has come to its end would hand out its part again, since torchdata lets it go on there."""
+        loader = self.loader
+        return self._asks_datasets and bool(loader.num_workers) and not is_a(loader.dataset, STREAMED_DATASET)
 
     def _between(self, progress: Progress, has_workers: bool) -> Any:
         loader = self.loader
@@ -104,7 +135,7 @@ class StatefulLoader:
         return {
             "has_workers": has_workers,
             "dataset": freeze(loader.dataset.state_dict(), "data") if in_process else None,
-            "workers": freeze(loader.state_dict(), "data") if self._has_living_workers else None,
+            "workers": self._end_of_workers() if self._has_living_workers else None,
             "sampler": freeze(loader_ways.index_sampler(loader).state_dict(), "data")
             if has_sampler
             else None,
@@ -180,7 +211,8 @@ class StatefulLoader:
 
     def _take_beginning(self) -> None:
         way, dataset = self._way, self.loader.dataset
-        self._beginning = None if way == STATE else beginning.take(self.loader)
+        is_needed = way != STATE or self._may_begin_anew
+        self._beginning = beginning.take(self.loader) if is_needed else None
         is_asked = way == REPLAY and not self.loader.num_workers and has_state(dataset)
         self._dataset_at_beginning = freeze(dataset.state_dict(), "data") if is_asked else None
 
@@ -212,13 +244,18 @@ class StatefulLoader:
     def _replayed(self, delivered: int) -> Iterator[Any]:
         loader = self.loader
         loader.load_state_dict({})
+        if not self._has_drawn_seed and self._asks_datasets:
+            beginning.put(self._beginning, loader)
+            new = self._anew()
+            skip(new, delivered)
+            return new
         if not self._has_drawn_seed:
             with _without_seed(loader):
                 iter(loader)  # workers that have lived through a pass, as there were
         if self._dataset_at_beginning is not None:
             loader.dataset.load_state_dict(thaw(self._dataset_at_beginning))
         beginning.put(self._beginning, loader)
-        iterator = iter(loader)
+        iterator: Any = iter(loader)
         if self._skips_indices:
             skip(iterator._sampler_iter, delivered)
             iterator._sampler_iter_yielded += delivered
@@ -258,7 +295,7 @@ class StatefulLoader:
         """
         loader = self.loader
         if end is None:
-            end = freeze(loader.state_dict(), "data")
+            end = self._end_of_workers()
         first = self._anew()
         if is_a(loader.dataset, STREAMED_DATASET):
             return first
@@ -267,6 +304,9 @@ class StatefulLoader:
         loader.load_state_dict(loader_state.finished(thaw(end)))
         with _without_seed(loader):
             return carried.OrAnew(iter(loader), self._anew)
+
+    def _end_of_workers(self) -> Any:
+        return freeze(loader_state.with_latest(self.loader.state_dict(), self.loader._iterator), "data")
 
     def _anew(self) -> Iterator[Any]:
         self.loader.load_state_dict({})
