@@ -5,7 +5,6 @@ every form from every other. All is compared with the plain form that was never 
 """
 
 import importlib.util
-import itertools
 import json
 import os
 import subprocess
@@ -75,12 +74,17 @@ def test_a_training_goes_on_in_another_form(tmp_path):
     check(tmp_path, forms_of(QUICK, "plain"), QUICK)
 
 
+def pairs_from(before, forms):
+    """Pair a form with every form, each at another boundary: over all of them, each form is cut and joined at all."""
+    first = list(forms).index(before)
+    return tuple((before, after, (first + at) % TOTAL) for at, after in enumerate(forms))
+
+
 @pytest.mark.exact
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("cut", range(TOTAL))
-def test_a_training_goes_on_from_every_form_in_every_other(cut, tmp_path):
-    pairs = tuple((before, after, cut) for before, after in itertools.product(FORMS, repeat=2))
-    check(tmp_path, tuple(FORMS), pairs)
+@pytest.mark.parametrize("before", FORMS)
+def test_a_training_goes_on_from_every_form_in_every_other(before, tmp_path):
+    check(tmp_path, tuple(dict.fromkeys(["plain", before])), pairs_from(before, FORMS))
 
 
 @pytest.mark.exact
@@ -128,7 +132,6 @@ def test_a_training_of_adapters_goes_on_in_another_form(peft, tmp_path):
 
 @pytest.mark.exact
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("cut", range(TOTAL))
-def test_a_training_of_adapters_goes_on_from_every_form_in_every_other(peft, cut, tmp_path):
-    pairs = tuple((before, after, cut) for before, after in itertools.product(ADAPTED, repeat=2))
-    check(tmp_path, tuple(ADAPTED), pairs, adapted=True)
+@pytest.mark.parametrize("before", ADAPTED)
+def test_a_training_of_adapters_goes_on_from_every_form_in_every_other(peft, before, tmp_path):
+    check(tmp_path, tuple(dict.fromkeys(["injected", before])), pairs_from(before, ADAPTED), adapted=True)
