@@ -6,7 +6,7 @@ import pytest
 
 from segue._record.contract import Sharing
 from segue._record.gradients import GradientsRecord
-from segue._record.rename import renamed
+from segue._record.rename import names_in, renamed, renamed_module
 from segue._record.sections import ComponentRecord, GroupRecord, OptimizerRecord
 from segue._record.window import WindowRecord, WindowState
 from segue.errors import InvalidRecord
@@ -109,3 +109,86 @@ def test_what_a_component_shares_with_the_model_is_renamed_and_with_others_is_no
     assert told["w"]["with"] == ("model", "body.weight")
     assert told["u"]["with"] == ("model", "body.weight.scale")
     assert told["v"]["with"] == ("component.b", "encoder.weight")
+
+
+def deep(names, modes, components=None):
+    """A record of a model with these tensors, and these modes of its modules."""
+    tensors = {name: tensor(seed=at) for at, name in enumerate(names)}
+    made = replace(
+        record(), optimizers={}, gradients=GradientsRecord({}), window=None, components=components or {}
+    )
+    return replace(made, model=replace(module(tensors), training=modes))
+
+
+WRAPPED = {"": True, "module": False, "module.a": True, "module.a.b": False}
+BARE = {"": False, "a": True, "a.b": False}
+
+
+def test_a_module_around_all_of_it_is_taken_away():
+    new = renamed(deep(["module.a.b.w", "module.v"], WRAPPED), {"module": ""})
+    assert list(new.model.tensors) == ["a.b.w", "v"]
+    assert new.model.training == BARE
+
+
+def test_all_of_it_goes_into_a_module_which_is_then_as_it_was():
+    new = renamed(deep(["a.b.w", "v"], BARE), {"": "module"})
+    assert list(new.model.tensors) == ["module.a.b.w", "module.v"]
+    assert new.model.training == {**WRAPPED, "": False}
+
+
+def test_several_modules_around_it_go_and_come_at_once():
+    bare = deep(["w", "a.v"], {"": True, "a": False})
+    around = renamed(bare, {"": "x.y"})
+    assert list(around.model.tensors) == ["x.y.a.v", "x.y.w"]
+    assert around.model.training == {"x": True, "x.y": True, "x.y.a": False, "": True}
+    assert renamed(around, {"x.y": ""}).model.training == bare.model.training
+    assert list(renamed(around, {"x.y": ""}).model.tensors) == ["a.v", "w"]
+
+
+def test_a_module_goes_out_of_one_that_holds_more_and_that_one_stays():
+    made = deep(["a.b.w", "a.c.v", "a.u"], {"": True, "a": False, "a.b": True, "a.c": True})
+    new = renamed(made, {"a.b": "b"})
+    assert list(new.model.tensors) == ["a.c.v", "a.u", "b.w"]
+    assert new.model.training == {"": True, "a": False, "b": True, "a.c": True}
+    inner = renamed(deep(["a.b.w", "a.u"], {"": True, "a": False, "a.b": True}), {"a.b": ""})
+    assert inner.model.training == {"": True, "a": False}
+
+
+def test_a_module_takes_the_place_of_the_one_around_it():
+    new = renamed(deep(["a.b.w"], {"": True, "a": False, "a.b": True}), {"a.b": "a"})
+    assert list(new.model.tensors) == ["a.w"]
+    assert new.model.training == {"": True, "a": True}
+
+
+def test_a_program_keeps_its_line_and_nothing_goes_deeper_twice():
+    once = renamed(deep(["a.b.w", "v"], BARE), {"": "module"})
+    assert renamed(once, {"": "module"}).model == once.model
+    assert renamed(once, {"": "module.module"}).model != once.model
+    nested = renamed(deep(["a.w"], {"": True, "a": True}), {"a": "a.a"})
+    assert list(nested.model.tensors) == ["a.a.w"]
+    assert renamed(nested, {"a": "a.a"}).model == nested.model
+
+
+def test_the_whole_of_a_component_is_named_by_it_alone():
+    ema = replace(module({"module.w": tensor()}), training={"": True, "module": False})
+    ema = ComponentRecord("module", "Net", ema, None)
+    made = deep(["module.w"], {"": True, "module": True}, {"ema": ema})
+    out = renamed(made, {"ema/module": "ema/"})
+    assert list(out.components["ema"].module.tensors) == ["w"]
+    assert out.components["ema"].module.training == {"": False}
+    assert list(out.model.tensors) == ["module.w"]
+    back = renamed(out, {"ema/": "ema/module"})
+    assert list(back.components["ema"].module.tensors) == ["module.w"]
+    assert list(renamed(back, {"ema/": "ema/module"}).components["ema"].module.tensors) == ["module.w"]
+
+
+def test_modes_that_are_not_told_come_from_nowhere():
+    new = renamed(deep(["w"], {"a": True}), {"": "x"})
+    assert new.model.training == {"x.a": True}
+
+
+def test_a_module_alone_is_renamed_too():
+    made = deep(["module.a.b.w"], WRAPPED).model
+    assert renamed_module(made, {"module": ""}).training == BARE
+    assert renamed_module(made, {}) is made
+    assert {"", "module", "module.a", "module.a.b", "module.a.b.w"} == names_in(made)
