@@ -76,9 +76,9 @@ def noisy(place, mode):
     def step():
         x = torch.randn(4, 8) * random.random() + np.random.normal() + random.gauss(0, 1)
         loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return loss.item().hex()
 
     if mode == "save":
@@ -88,6 +88,79 @@ def noisy(place, mode):
     else:
         training.restore(segue.load(place))
     print(json.dumps([step() for _ in range(3)]))
+
+
+def private_generators(place, mode):
+    """B43: bf16 with stochastic rounding, a sampler and augmentations that draw from generators of their own.
+
+    With `forget` the private streams are left out of the record: what a library does that saves the global ones alone.
+    """
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+    from torch import nn
+
+    import segue
+
+    seed = 1 if mode == "save" else 99
+
+    class Rounding(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.1)
+            self.gen = torch.Generator().manual_seed(seed)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    wide = parameter.float() - group["lr"] * parameter.grad.float()
+                    noise = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32, generator=self.gen)
+                    bits = (wide.view(torch.int32) + noise) & -(1 << 16)
+                    parameter.copy_(bits.view(torch.float32).bfloat16())
+
+    class Augmentation:
+        def __init__(self):
+            self.flips, self.shifts = random.Random(seed), {"x": np.random.default_rng(seed)}
+            self.order = torch.utils.data.RandomSampler(
+                range(5), generator=torch.Generator().manual_seed(seed)
+            )
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+        def __call__(self):
+            x = torch.tensor([float(index) for index in self.order] + [1.0, 2.0, 3.0])
+            return x * self.flips.choice([-1, 1]) + float(self.shifts["x"].normal())
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8, dtype=torch.bfloat16)
+    optimizer, augmentation = Rounding(model.parameters()), Augmentation()
+    training = segue.Training(model, optimizer, components={"augmentation": augmentation})
+
+    def step():
+        loss = model(augmentation().bfloat16()).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item().hex()
+
+    if mode == "save":
+        for _ in range(5):
+            step()
+        segue.save(training.capture(), place)
+    else:
+        record = segue.load(place)
+        codes = [f"streams.private.{path}" for path in record.private_streams]
+        if mode == "forget":
+            record = replace(record, private_streams=None)
+        training.restore(record, accept=codes if mode == "forget" else ())
+    torch.manual_seed(7)  # start-up code that seeds again after loading
+    losses = [step() for _ in range(4)]
+    print(json.dumps([losses, model.weight.view(torch.int16).flatten().tolist()]))
 
 
 def windowed(run_folder, total, stop):
@@ -220,7 +293,15 @@ def unfreezes(run_folder, stop, mode="builds"):
 
 PROGRAMS = {
     function.__name__: function
-    for function in (unfreezes, groups_from_a_set, noisy, windowed, writes_until_killed, saves_under_a_limit)
+    for function in (
+        unfreezes,
+        groups_from_a_set,
+        noisy,
+        private_generators,
+        windowed,
+        writes_until_killed,
+        saves_under_a_limit,
+    )
 }
 
 if __name__ == "__main__":

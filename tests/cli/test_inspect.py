@@ -14,7 +14,7 @@ def test_json_has_the_documented_shape(segue_command, run_path):
     assert list(summary) == [
         "path", "run", "seq", "num_file_bytes", "files", "kind", "step", "microbatch", "world_size", "rank", "num_bytes",
         "precision", "sections", "model", "optimizers", "opaque_optimizers", "schedulers", "gradients", "window", "components",
-        "streams", "caller_state", "environment", "lineage",
+        "streams", "private_streams", "caller_state", "environment", "lineage",
     ]  # fmt: skip
     assert (summary["step"], summary["microbatch"], summary["seq"]) == (1, 3, 3)
     assert summary["model"]["num_elements"] == 3 * 4 + 4 + 4 + 4
@@ -82,3 +82,16 @@ def test_an_optimizer_that_is_not_torchs_is_shown(segue_command, tmp_path):
     }  # fmt: skip
     text = " ".join(segue_command("inspect", tmp_path / "it").out.split())
     assert "OwnMomentum as 'bias', by its own state_dict; steps 1 parameter" in text
+
+
+def test_private_streams_are_shown_with_all_their_places(segue_command, tmp_path):
+    model = torch.nn.Linear(2, 1)
+    model.noise = model.again = torch.Generator()
+    training = segue.Training(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    segue.save(training.capture(), tmp_path / "x")
+    summary = segue_command("inspect", tmp_path / "x", "--json").json
+    assert summary["private_streams"] == {
+        "model.again": {"kind": "torch.Generator", "aliases": ["model.noise"]}
+    }
+    out = " ".join(segue_command("inspect", tmp_path / "x").out.split())
+    assert "model.again: torch.Generator, also at model.noise" in out

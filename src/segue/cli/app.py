@@ -112,7 +112,8 @@ def inspect(checkpoint: CheckpointPath, json: Json = False) -> None:
     precision {name, num_converted_tensors, num_lossy_tensors},
     sections {name: {num_tensors, num_bytes}}, model, optimizers {name: ...}, opaque_optimizers {name: ...},
     schedulers {name: ...}, gradients,
-    window or null, components {name: ...}, streams [names] or null, caller_state, environment, lineage.
+    window or null, components {name: ...}, streams [names] or null,
+    private_streams {path: {kind, aliases}}, caller_state, environment, lineage.
     """
     summary = inspection.inspect_checkpoint(checkpoint)
     _print(summary, inspection.render_inspection(summary), json=json)

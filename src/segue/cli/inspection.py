@@ -87,10 +87,17 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "component", escape(f"{name}: {component['class']} ({component['kind']})")
     streams = summary["streams"]
     yield "streams", "not captured" if streams is None else escape(", ".join(streams)) or "none"
+    for path, stream in summary["private_streams"].items():
+        yield "", escape(_private_stream(path, stream))
     yield "caller state", escape(_shown(summary["caller_state"]))
     yield "environment", escape(_environment(summary["environment"]))
     for index, entry in enumerate(summary["lineage"]):
         yield "" if index else "lineage", escape(told(entry))
+
+
+def _private_stream(path: str, stream: Mapping[str, Any]) -> str:
+    also = f", also at {', '.join(stream['aliases'])}" if stream["aliases"] else ""
+    return f"{path}: {stream['kind']}{also}"
 
 
 def _position(summary: Mapping[str, Any]) -> str:

@@ -48,6 +48,10 @@ def summarize(record: TrainingRecord) -> dict[str, Any]:
         "streams": None
         if record.streams is None
         else [name for name, value in record.streams.items() if value],
+        "private_streams": {
+            path: {"kind": stream["kind"], "aliases": stream["aliases"]}
+            for path, stream in (record.private_streams or {}).items()
+        },
         "caller_state": plain(record.caller_state),
         "environment": plain(record.environment),
         "lineage": plain(record.lineage),
