@@ -111,3 +111,35 @@ def test_accelerators_that_make_no_sense_are_a_finding(value):
         finding.code.startswith("streams.") for finding in RngStreams().check({**GOOD, "accelerators": value})
     ] == [True]
     assert list(RngStreams().check({key: item for key, item in GOOD.items() if key != "accelerators"})) != []
+
+
+@pytest.fixture
+def another_bit_generator():
+    before, state = np.random.get_bit_generator(), RngStreams().capture()
+    yield lambda seed: np.random.set_bit_generator(np.random.PCG64(seed))
+    np.random.set_bit_generator(before)
+    restore(state)
+
+
+def test_a_bit_generator_that_the_program_put_under_numpy_goes_on(another_bit_generator):
+    another_bit_generator(1)
+    np.random.normal()
+    record = RngStreams().capture()
+    expected = [draw() for _ in range(2)]
+    another_bit_generator(2)
+    assert list(RngStreams().check(record)) == []
+    restore(record)
+    assert [draw() for _ in range(2)] == expected
+
+
+def test_one_that_a_program_no_longer_has_is_a_finding(another_bit_generator):
+    default = RngStreams().capture()
+    another_bit_generator(1)
+    assert [finding.code for finding in RngStreams().check(default)] == ["streams.numpy"]
+
+
+def test_a_state_of_an_accelerator_keeps_its_size_and_is_looked_at_only_where_it_is():
+    # Generators of accelerators are told by device; here there is none, so that every one is a finding.
+    for name in ("cuda:0", "mps", "xpu:0"):
+        record = {**GOOD, "accelerators": {name: tensor("uint8", (16,))}}
+        assert [finding.code for finding in RngStreams().check(record)] == [f"streams.{name}"]
