@@ -6,7 +6,7 @@ import pytest
 
 from segue._record.contract import Sharing
 from segue._record.gradients import GradientsRecord
-from segue._record.rename import names_in, renamed, renamed_module
+from segue._record.rename import names_around, names_in, new_names, renamed, renamed_module, renamed_optimizer
 from segue._record.sections import ComponentRecord, GroupRecord, OptimizerRecord
 from segue._record.window import WindowRecord, WindowState
 from segue.errors import InvalidRecord
@@ -192,3 +192,13 @@ def test_a_module_alone_is_renamed_too():
     assert renamed_module(made, {"module": ""}).training == BARE
     assert renamed_module(made, {}) is made
     assert {"", "module", "module.a", "module.a.b", "module.a.b.w"} == names_in(made)
+
+
+def test_an_optimizer_alone_is_renamed_too():
+    one = made().optimizers["o"]
+    new = renamed_optimizer(one, {"encoder": "", "head": "top"})
+    assert new.groups[0].parameters == ("weight", "top.weight", "loss/w")
+    assert new.state == {"weight": {"step": 1}, "loss/w": {}}
+    assert renamed_optimizer(one, {}) is one
+    assert new_names(["a.b", "c"], {"a": ""}) == {"a.b": "b"}
+    assert names_around(["a.b.c", "d"]) == {"a", "a.b", "a.b.c", "d"}

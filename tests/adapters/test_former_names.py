@@ -2,6 +2,7 @@
 
 import importlib.util
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,6 +106,23 @@ def test_a_model_alone_is_filled_from_an_old_checkpoint(former, old):
     for name, tensor in old.model.tensors.items():
         if name in found:
             assert same(segue.capture_module(model).tensors[name.removeprefix(PREFIX)], tensor)
+
+
+def test_gradients_and_an_optimizer_alone_are_read_from_an_old_checkpoint(former, old):
+    model, _, optimizer, _ = former.built()
+    segue.restore_module(old.model, model)
+    segue.restore_gradients(old.gradients, model)
+    segue.restore_optimizer(old.optimizers["optimizer"], optimizer, model)
+    whole, _, other, training = former.built()
+    training.restore(old)
+    assert live(model, optimizer) == live(whole, other)
+    assert sum(parameter.grad is not None for parameter in model.parameters()) == 4
+    window = segue.GradientAccumulator(model)
+    window.add()
+    sums = window.to_record()
+    formerly = replace(sums, sums=sums.sums.renamed({name: PREFIX + name for name in sums.sums.tensors}))
+    window.load_record(formerly)
+    assert same(window.to_record(), sums)
 
 
 def test_a_callers_functions_restore_an_old_checkpoint(former):

@@ -78,6 +78,23 @@ def renamed_module(record: ModuleRecord, names: Mapping[str, str]) -> ModuleReco
     return _module(record, names, _table(record.contract, names)) if names else record
 
 
+def new_names(names: Iterable[str], entries: Mapping[str, str]) -> dict[str, str]:
+    """Return what tensors are called after a rename, by what they were called before; those that move alone."""
+    moved = {name: _new_name(name, entries) for name in names}
+    return {old: new for old, new in moved.items() if old != new}
+
+
+def renamed_optimizer(record: OptimizerRecord, entries: Mapping[str, str]) -> OptimizerRecord:
+    """Return the record of an optimizer alone with its parameters renamed; entries are as in `renamed`."""
+    names = {*record.state, *(name for group in record.groups for name in group.parameters)}
+    return _optimizer(record, new_names(names, entries), {"": entries}) if entries else record
+
+
+def names_around(names: Iterable[str]) -> set[str]:
+    """Return names, and those of all that they lie in."""
+    return {outer for name in names for outer in _outwards(name)}
+
+
 def names_in(record: ModuleRecord) -> set[str]:
     """Return what a module's tensors and submodules are called, all that these lie in, and the whole of it."""
     return {"", *_names_in(record)}
@@ -141,8 +158,7 @@ def known_names(record: TrainingRecord) -> set[str]:
 
 
 def _names_in(record: ModuleRecord) -> set[str]:
-    names = [*record.contract.tensors, *record.training, *_aliases(record.contract)]
-    return {outer for name in names for outer in _outwards(name)}
+    return names_around([*record.contract.tensors, *record.training, *_aliases(record.contract)])
 
 
 def _outwards(name: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from segue._capture.gradients import (
 from segue._capture.naming import named_parameters
 from segue._capture.writes import run_all
 from segue._record.window import WindowRecord
+from segue._session.former_names import gradients_with_names_of_today
 from segue._window.plain import PlainWindow
 from segue._window.weighted import WeightedWindow
 from segue._window.window import AccumulationWindow
@@ -83,6 +84,7 @@ class Accumulator(AccumulationWindow):
             )  # fmt: skip
         self.check_window(record.state)
         record.sums.verify()
+        record = replace(record, sums=gradients_with_names_of_today(record.sums, self.model))
         parameters = named_parameters(self.model)
         findings = [
             *check_window(record, self, parameters),

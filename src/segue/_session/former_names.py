@@ -12,8 +12,18 @@ from torch import nn
 
 from segue._capture.naming import joined, places
 from segue._capture.wrappers import was_always_skipped
-from segue._record.rename import R, known_names, names_in, renamed, renamed_module
-from segue._record.sections import ModuleRecord
+from segue._record.gradients import GradientsRecord
+from segue._record.rename import (
+    R,
+    known_names,
+    names_around,
+    names_in,
+    new_names,
+    renamed,
+    renamed_module,
+    renamed_optimizer,
+)
+from segue._record.sections import ModuleRecord, OptimizerRecord
 
 
 def with_names_of_today(record: R, modules: Mapping[str, nn.Module]) -> R:
@@ -29,6 +39,18 @@ def with_names_of_today(record: R, modules: Mapping[str, nn.Module]) -> R:
 def module_with_names_of_today(record: ModuleRecord, module: nn.Module) -> ModuleRecord:
     """Return the record of a module alone under the names that a module's tensors have now."""
     return renamed_module(record, _former_names(names_in(record), {"": module}))
+
+
+def gradients_with_names_of_today(record: GradientsRecord, model: nn.Module) -> GradientsRecord:
+    """Return gradients alone under the names that a model's parameters have now."""
+    entries = _former_names(names_around(record.tensors), {"": model})
+    return record.renamed(new_names(record.tensors, entries)) if entries else record
+
+
+def optimizer_with_names_of_today(record: OptimizerRecord, model: nn.Module) -> OptimizerRecord:
+    """Return the record of an optimizer alone under the names that a model's parameters have now."""
+    names = (*record.state, *(name for group in record.groups for name in group.parameters))
+    return renamed_optimizer(record, _former_names(names_around(names), {"": model}))
 
 
 def _former_names(known: set[str], modules: Mapping[str, nn.Module]) -> dict[str, str]:

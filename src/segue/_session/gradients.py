@@ -14,6 +14,7 @@ from segue._capture.staging import type_name
 from segue._capture.writes import run_all
 from segue._record.gradients import GradientsRecord
 from segue._record.quantized import QuantizedTensor
+from segue._session.former_names import gradients_with_names_of_today
 from segue.errors import InvalidRecord, MismatchError, PendingGradientError, UnsupportedState
 
 GradientTable = Mapping[str, torch.Tensor | QuantizedTensor]
@@ -104,7 +105,7 @@ def restore_gradients(record: GradientsRecord, model: nn.Module) -> None:
             "not a gradients record and a module", code="gradients.record", where="restore_gradients",
             expected="(GradientsRecord, torch.nn.Module)", found=(type(record).__name__, type(model).__name__),
         )  # fmt: skip
-    parameters = named_parameters(model)
+    record, parameters = gradients_with_names_of_today(record, model), named_parameters(model)
     findings = [
         *pending.check_gradients(record, parameters),
         *pending.check_lossless(record, "gradient"),

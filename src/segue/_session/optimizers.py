@@ -17,6 +17,7 @@ from segue._capture.writes import run_all
 from segue._record.composite import blobs
 from segue._record.sections import OptimizerRecord
 from segue._record.structure import unstructure
+from segue._session.former_names import optimizer_with_names_of_today
 from segue._session.live import parameter_names, refuse_no_model
 from segue._session.own_dtypes import in_own_dtypes
 from segue._session.refusals import refuse_all
@@ -91,6 +92,7 @@ def restore_optimizer(record: OptimizerRecord, optimizer: Optimizer, model: nn.M
             "not the record of a torch optimizer", code="optimizer.record", where="restore_optimizer",
             expected="OptimizerRecord", found=type(record).__name__,
         )  # fmt: skip
+    record = optimizer_with_names_of_today(record, model)
     record = replace(record, state=in_own_dtypes(record.state, _SCOPE))
     names = parameter_names(named_parameters(model))
     findings = list(optimizers.check_optimizer(record, optimizer, names, _SCOPE, compares_requests=False))
