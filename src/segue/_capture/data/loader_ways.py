@@ -16,6 +16,7 @@ from segue._capture.data.classes import (
     is_exactly,
 )
 from segue._capture.data.streamed import saves_itself_whole
+from segue._capture.sampler.exact_sampler import ExactSampler
 
 STATE = "state"
 """torchdata's own state says everything."""
@@ -62,6 +63,8 @@ def _way_of_sampler(loader: Any) -> str:
     if batches is not None and not is_exactly(batches, _BATCHES, _PLAIN_BATCHES):
         return STATE if has_state(batches) else REPLAY
     sampler = loader.sampler if batches is None else batches.sampler
+    if isinstance(sampler, ExactSampler):
+        return REPLAY  # what it says is what the run was given, and torchdata doesn't tell it that
     plain = is_exactly(batches, _PLAIN_BATCHES)
     if is_exactly(sampler, *_DETERMINED):
         return STATE
