@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from segue._capture.adapters import OF_EVERY_MODULE
-from segue._capture.function_code import is_library_function
+from segue._capture.function_code import is_library_function, is_of_library
 from segue._capture.layouts import Layouts
 from segue._capture.registered import Registered
 from segue._capture.uncovered_kinds import Kind, kind_of, mark_of_kind
@@ -173,7 +173,8 @@ class Walk:
         if type(value) not in ATOMS:
             self._opened[id(value)] = value
         if depth == 0 or _is_of_data(class_of(value)):
-            for name, item in self._layouts.of(type(value)).parts(value):
+            parts = self._layouts.of(type(value)).parts(value)
+            for name, item in sorted(parts, key=lambda part: part[0] != "dataset"):  # which samplers hold too
                 items = enumerate(item[:64]) if type(item) in (list, tuple) else ((None, item),)
                 for index, each in items:
                     step = name if index is None else f"{name}[{index}]"
@@ -226,11 +227,14 @@ class Walk:
         else:
             self._open_function(value, path, link, depth)
             return "function", value.__qualname__, hash(value.__code__)
-        inside = [
-            self._mark(getattr(value, name), f"{path}.{name}", (link, None, f".{name}"), depth + 1)
+        parts = {
+            name: Part(held, self._mark(held, f"{path}.{name}", (link, None, f".{name}"), depth + 1))
             for name in names
-        ]
-        return "method" if len(names) == 1 else "partial", *inside
+            if (held := getattr(value, name)) or name == "func"
+        }
+        if len(names) > 1:
+            self.held[path] = Held(value, link, parts)
+        return "method" if len(names) == 1 else "partial", type(value)
 
     def _open_function(self, function: types.FunctionType, path: str, link: Link, depth: int) -> None:
         if self._is_enough(function, depth):
@@ -239,9 +243,12 @@ class Walk:
         is_library = is_library_function(function)
         parts: dict[str, Part] = {}
         for name, value, step in held_by_function(function):
-            # What a library's function holds is its own; but a decorator holds a function of the program.
-            if not is_library or kind_of(value) is Kind.FUNCTION:
-                parts[name] = Part(value, self._mark(value, f"{path}.{name}", (link, None, step), depth + 1))
+            # What a library's function holds is its own; but a decorator closes over a function of the program.
+            if is_library and not (isinstance(step, ClosedOver) and kind_of(value) is Kind.FUNCTION):
+                continue
+            mark = self._mark(value, f"{path}.{name}", (link, None, step), depth + 1)
+            if not is_library:
+                parts[name] = Part(value, mark)
         if parts:
             self.held[path] = Held(function, link, parts)
 
@@ -367,6 +374,17 @@ def moved(before: Mapping[str, Seen], now: Mapping[str, Held]) -> Iterator[Moved
         for name, first in seen.marks.items():
             if name not in parts and first is not PASSING:
                 yield Moved(path, held, name, first, None)
+
+
+def is_flag_of_library(moved: Moved) -> bool:
+    """Tell whether this is a mark that a library leaves on a module of its own, such as that hooks are installed.
+
+    What such a module computes with is set from its configuration (transformers 5).
+    """
+    value = None if moved.part is None else moved.part.value
+    owner = class_of(moved.held.owner)
+    is_its = isinstance(moved.held.owner, nn.Module) and is_of_library(owner)
+    return is_its and moved.name.startswith("_") and isinstance(value, bool)
 
 
 def _is_same(seen: Seen, held: Held) -> bool:

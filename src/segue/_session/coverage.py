@@ -19,14 +19,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from segue._capture.component import Component, kind_of
 from segue._capture.extra_state import has_extra_state
 from segue._capture.layouts import Layouts
+from segue._capture.memory import storage_of
 from segue._capture.registered import Registered
 from segue._capture.settings import is_setting
-from segue._capture.staging import is_plain
-from segue._capture.uncovered import Moved, Walk, moved, remembered, seen_of
+from segue._capture.staging import is_plain, plain_parts
+from segue._capture.uncovered import Moved, Walk, is_flag_of_library, moved, remembered, seen_of
 from segue._capture.uncovered_frames import caller
 from segue._capture.uncovered_kinds import Kind, is_position
 from segue._capture.uncovered_kinds import kind_of as kind_in_program
@@ -142,15 +144,16 @@ class Coverage:
 
     def _is_accounted_for(self, each: Moved, registered: Registered, own_states: dict[str, OwnState]) -> bool:
         owner, part = each.held.owner, each.part
-        if registered.keeps(owner, each.name):
+        if registered.keeps(owner, each.name) or is_flag_of_library(each):
             return True
         if isinstance(owner, nn.Module) and is_setting(owner, each.name):
             return True
         if part is None:
             return False
         return (
-            self._is_a_clock(part.value)
-            or _is_view(part.value, registered)
+            registered.name(part.value) is not None
+            or self._is_a_clock(part.value)
+            or _is_view(part.value, self._live)
             or self._is_saved(each, own_states)
         )
 
@@ -228,12 +231,17 @@ def _clocks() -> tuple[float, ...]:
     return time.time(), time.monotonic(), time.perf_counter()
 
 
-def _is_view(value: Any, registered: Registered) -> bool:
+def _is_view(value: Any, live: LiveTraining) -> bool:
     """Tell whether a tensor lies in the memory of one that is captured."""
     if not isinstance(value, torch.Tensor) or not is_plain(value) or value.numel() == 0:
         return False
-    base = value._base
-    return base is not None and registered.name(base) is not None
+    return any(
+        storage_of(part) == storage_of(value)
+        for _, item in live.tensors()
+        if item.tensor is not None and not is_lazy(item.tensor)
+        for _, part in plain_parts(item.tensor)
+        if is_plain(part) and part.device.type != "meta"
+    )
 
 
 def _stacklevel() -> int:
