@@ -41,7 +41,7 @@ class RngStreams:
         for name, attempt in (("python", _try_python), ("numpy", _try_numpy), ("torch", _try_torch)):
             try:
                 attempt(record[name])
-            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+            except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
                 yield _stream_finding(name, f"the state of a random stream does not fit here: {error}")
         states = record.get("accelerators")
         if type(states) is not dict:

@@ -58,7 +58,7 @@ def wrong(beginning: Any, loader: Any) -> str | None:
             return f"a random generator of the loader is on one side only: {path}"
         try:
             _set(_like(live[path]), states[path])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             return f"the state of a random generator does not fit here ({path}): {error}"
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -50,7 +51,7 @@ class DataPosition:
 
     # A pass under way is a position, and built anew; a random generator in it is one of the loader's.
     _called_in_paths: ClassVar[Mapping[str, str | None]] = dict.fromkeys(
-        ("_source", "_epochs", "_progress", "_pass", "_rest", "_placed")
+        ("_source", "_epochs", "_progress", "_pass", "_token", "_rest", "_placed")
     )
 
     def __init__(self, loader: Any, *, replay: bool = False) -> None:
@@ -58,7 +59,8 @@ class DataPosition:
         self._source = source_of(loader, replay=replay)
         self._epochs = Epochs(loader)
         self._progress = Progress(0, 0, False)
-        self._pass: Pass | None = None
+        self._pass: weakref.ref[Pass] | None = None  # a pass that its loop has dropped has ended
+        self._token: object = None  # of the pass under way
         self._rest: Iterator[Any] | None = (
             None  # of the pass that a restore has placed, until it is iterated over
         )
@@ -83,8 +85,10 @@ class DataPosition:
         rest, self._rest = self._rest, None
         if rest is None:
             rest = self._begin()
-        self._pass = Pass(rest, self)
-        return self._pass
+        self._token = object()
+        batches = Pass(rest, self, self._token)
+        self._pass = weakref.ref(batches)
+        return batches
 
     def _begin(self) -> Iterator[Any]:
         if self._progress.is_inside:  # left without an end, as by a second `iter`
@@ -95,22 +99,22 @@ class DataPosition:
         self._progress = replace(self._progress, is_inside=True)
         return batches
 
-    def took(self, asking: Pass) -> None:
+    def took(self, token: object) -> None:
         """Count a batch that is handed out now."""
-        self.refuse_stale(asking)
+        self.refuse_stale(token)
         self._placed = None
         self._progress = replace(self._progress, delivered=self._progress.delivered + 1)
 
-    def finished(self, asking: Pass) -> None:
+    def finished(self, token: object) -> None:
         """Take notice that a pass has ended, or was left."""
-        if self._pass is asking:
-            self._pass = None
+        if self._token is token:
+            self._token = None
             self._placed = None
             self._finish()
 
-    def refuse_stale(self, asking: Pass) -> None:
+    def refuse_stale(self, token: object) -> None:
         """Raise if a batch is asked of a pass that another one, or a restore, has replaced."""
-        if self._pass is not asking:
+        if self._token is not token:
             raise StaleIterator(
                 "this iterator is of another time: a second `iter(data)` began, or a restore came in between",
                 where="data", hint="begin a new `for batch in data:` after `resume` and `restore`",
@@ -120,8 +124,9 @@ class DataPosition:
         self._progress = Progress(self._progress.epoch + 1, 0, False)
 
     def _drop_pass(self) -> None:
-        if self._pass is not None:
-            stale, self._pass = self._pass, None
+        stale = None if self._pass is None else self._pass()
+        self._pass = self._token = None
+        if stale is not None:
             stale.drop()
 
     def capture(self) -> Any:

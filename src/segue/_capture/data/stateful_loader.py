@@ -144,9 +144,12 @@ class StatefulLoader:
     def check(
         self, position: Any, progress: Progress, contract: Mapping[str, Any], scope: str
     ) -> Iterable[Finding]:
+        workers = contract.get("num_workers")
         clause = _wrong_shape(position)
+        if type(workers) is not int or workers < 0:
+            clause = "the record does not say how many workers there were"
         if clause is None and "state" in position and position["state"] is not None:
-            clause = loader_state.wrong(position["state"], contract.get("num_workers", 0))
+            clause = loader_state.wrong(position["state"], workers)
         if clause is not None:
             yield Finding(ComponentMismatch, f"{scope}.position", clause, scope)
         elif position.get("beginning") is not None:
@@ -255,11 +258,9 @@ class StatefulLoader:
         if self._dataset_at_beginning is not None:
             loader.dataset.load_state_dict(thaw(self._dataset_at_beginning))
         beginning.put(self._beginning, loader)
-        iterator: Any = iter(loader)
+        iterator: Iterator[Any] = iter(loader)
         if self._skips_indices:
-            skip(iterator._sampler_iter, delivered)
-            iterator._sampler_iter_yielded += delivered
-            iterator._num_yielded += delivered
+            _skip_indices(iterator, delivered)
         else:
             skip(iterator, delivered)
         return iterator
@@ -359,6 +360,12 @@ def _indices(iterator: Any) -> Any:
     """Return what an iterator of a loader takes its indices from, below what makes batches of them."""
     batches = getattr(iterator, "_sampler_iter", None)
     return getattr(batches, "sampler_iter", batches)
+
+
+def _skip_indices(iterator: Any, number: int) -> None:
+    skip(iterator._sampler_iter, number)
+    iterator._sampler_iter_yielded += number
+    iterator._num_yielded += number
 
 
 def _watch_indices(iterator: Any, watch: Watch) -> None:
