@@ -92,6 +92,17 @@ def test_only_libraries_in_use_are_named():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_library_that_is_imported_later_or_earlier_is_no_difference_and_another_version_is_one():
+    code = (
+        "import sys; from segue._capture.environment import capture_environment as capture, check_environment; "
+        "before = capture(); import torchdata; after = capture(); assert list(check_environment(before)) == []; "
+        "del sys.modules['torchdata']; assert list(check_environment(after)) == []; "
+        "other = {**after, 'libraries': {'torchdata': '0.10.0', 'apex': '1'}}; [found] = check_environment(other); "
+        "assert found.found['torchdata'].startswith('0.11') and found.found['apex'] == 'not installed', found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_flag_that_changes_bits_is_seen_and_left_alone():
     before = capture_environment()
     torch.set_flush_denormal(True)

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,33 @@ def check_environment(
         if key in _SINCE_LATER and not (key in record and key in here):
             continue
         before, now = record.get(key, "unknown"), here.get(key, "unknown")
+        if key == "libraries":
+            now = _libraries_of(before, now)
         if not same(before, now):
             yield Finding(
                 EnvironmentMismatch, f"environment.{key}", "the state is exact, but the continuation may differ in the "
                 f"last bits: {why(key)}", f"environment {key}", before, now, admissible=True,
                 when_accepted="goes on with what is here",
             )  # fmt: skip
+
+
+def _libraries_of(record: Any, here: Mapping[str, str]) -> Any:
+    """Return the versions here of what the record names; of what isn't imported, that of its installation.
+
+    A resume stands at the beginning of a program, a capture in its middle: what was imported by then is no difference.
+    """
+    if type(record) is not dict:
+        return here
+    return {name: here.get(name) or _installed(name, recorded) for name, recorded in record.items()}
+
+
+def _installed(library: Any, recorded: Any) -> Any:
+    """Return the version of a library that is not imported: as recorded, if only a label of its build isn't told."""
+    try:
+        version = metadata.version(library) if library in _LIBRARIES else "unknown"
+    except metadata.PackageNotFoundError:
+        return "not installed"
+    return recorded if version == str(recorded).partition("+")[0] else version
 
 
 def why(key: str) -> str:
