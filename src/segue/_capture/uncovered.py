@@ -360,7 +360,7 @@ def moved(before: Mapping[str, Seen], now: Mapping[str, Held]) -> Iterator[Moved
     """Yield what is another than it was, of the objects that are where they were."""
     for path, held in now.items():
         seen = before.get(path)
-        if seen is None or (isinstance(held.owner, nn.Module) and not _is_same(seen, held)):
+        if seen is None or is_new(seen, held):
             continue
         parts = held.parts
         if len(parts) == len(seen.marks) and all(
@@ -387,5 +387,8 @@ def is_flag_of_library(moved: Moved) -> bool:
     return is_its and moved.name.startswith("_") and isinstance(value, bool)
 
 
-def _is_same(seen: Seen, held: Held) -> bool:
-    return (seen.owner() if isinstance(seen.owner, weakref.ref) else seen.owner) is held.owner
+def is_new(seen: Seen | None, held: Held) -> bool:
+    """Tell whether an object was not seen yet: a module that stands where another stood wasn't."""
+    if seen is None or not isinstance(held.owner, nn.Module):
+        return seen is None
+    return (seen.owner() if isinstance(seen.owner, weakref.ref) else seen.owner) is not held.owner

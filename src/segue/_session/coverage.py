@@ -28,7 +28,7 @@ from segue._capture.memory import storage_of
 from segue._capture.registered import Registered
 from segue._capture.settings import is_setting
 from segue._capture.staging import is_plain, plain_parts
-from segue._capture.uncovered import Moved, Walk, is_flag_of_library, moved, remembered, seen_of
+from segue._capture.uncovered import Moved, Walk, is_flag_of_library, is_new, moved, remembered, seen_of
 from segue._capture.uncovered_frames import caller
 from segue._capture.uncovered_kinds import Kind, is_position
 from segue._capture.uncovered_kinds import kind_of as kind_in_program
@@ -84,7 +84,8 @@ class Coverage:
         visible, looking = self._see(registered, walk, has_caller_state=has_caller_state)
         told = [*self._of_moved(walk, registered, visible), *self._of_objects(visible, looking)]
         for path, held in walk.held.items():
-            self._first.setdefault(path, seen_of(held))
+            if is_new(self._first.get(path), held):
+                self._first[path] = seen_of(held)
         left = [each for each in told if not self._is_no_state(each.path)]
         if self._strict and left:
             raise UnsupportedState(
