@@ -25,6 +25,7 @@ _TORCH_CPU_BYTES: Final = 5056  # the cached normal included (torch 2.13)
 _BIT_GENERATORS: Final = (
     np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64,
 )  # fmt: skip
+_MAX_DEPTH: Final = 4
 _REFUSED = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError, AssertionError)
 
 
@@ -79,12 +80,13 @@ def is_generator(value: object) -> bool:
     return base_in(type(value), _BASES) is not None
 
 
-def holds_only_generators(value: object) -> bool:
+def holds_only_generators(value: object, depth: int = 0) -> bool:
     """Tell whether a value is a random generator, or a list, tuple or dictionary of such and of nothing else."""
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         items: Any = value.values() if isinstance(value, dict) else value
-        return bool(items) and all(map(holds_only_generators, items))
+        is_near = depth < _MAX_DEPTH  # some contain themselves
+        return is_near and bool(items) and all(holds_only_generators(item, depth + 1) for item in items)
     return is_generator(value)
 
 
