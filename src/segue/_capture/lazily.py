@@ -95,7 +95,9 @@ def _materialised(tensor: Any, spec: TensorSpec) -> _Lazy:
 
 def built_class(module: nn.Module) -> type:
     """Return the class of a module; of a lazily built one that which it becomes at its first forward."""
-    becomes: type | None = getattr(module, "cls_to_become", None) if isinstance(module, LazyModuleMixin) else None
+    becomes: type | None = (
+        getattr(module, "cls_to_become", None) if isinstance(module, LazyModuleMixin) else None
+    )
     return becomes or type(module)
 
 
@@ -119,7 +121,9 @@ def plan_sizes(record: ModuleRecord, places: Iterable[tuple[str, nn.Module]], sc
     for path, child in places:
         if not isinstance(child, LazyModuleMixin):
             continue
-        specs = [record.contract.tensors.get(joined(path, name)) for name in ("weight", "bias", "running_mean")]
+        specs = [
+            record.contract.tensors.get(joined(path, name)) for name in ("weight", "bias", "running_mean")
+        ]
         shape = next((spec.shape for spec in specs if spec is not None), None)
         own: Any = child
         if shape is None or not shape:

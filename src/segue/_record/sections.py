@@ -50,11 +50,17 @@ class ModuleRecord:
         if self.configuration is not None:
             _refuse_no_dictionary("configuration of a module", self.configuration)
         if self.extra is not None and not _is_by_name(self.extra):
-            raise InvalidRecord("extra state of a module that is not told by submodule", code="record.extra", found=self.extra)
+            raise InvalidRecord(
+                "extra state of a module that is not told by submodule", code="record.extra", found=self.extra
+            )
         if self.settings is not None and not (
             _is_by_name(self.settings) and all(map(_tells_settings, self.settings.values()))
         ):
-            raise InvalidRecord("settings of a module that are not told as capture tells them", code="record.settings", found=self.settings)
+            raise InvalidRecord(
+                "settings of a module that are not told as capture tells them",
+                code="record.settings",
+                found=self.settings,
+            )
         for name, tensor in self.tensors.items():
             expected, found = _layout_of_spec(self.contract.tensors[name]), _layout_of_tensor(tensor)
             if expected != found:
@@ -70,7 +76,11 @@ def _is_by_name(tree: Any) -> bool:
 
 def _tells_settings(entry: Any) -> bool:
     """Tell whether an entry is one that restore can compare: it sets values, under names that are attributes."""
-    if type(entry) is not dict or type(entry.get("class")) is not str or not entry.keys() <= {"class", "values", "asked"}:
+    if (
+        type(entry) is not dict
+        or type(entry.get("class")) is not str
+        or not entry.keys() <= {"class", "values", "asked"}
+    ):
         return False
     values, asked = entry.get("values", {}), entry.get("asked", {})
     return (
