@@ -17,7 +17,13 @@ from segue._capture.plain import freeze
 from segue._record.tree import same, thaw
 
 
-def prepare(stateful: Any, fresh: Any, begin: Callable[[], Iterator[Any]], end: Any = None) -> Iterator[Any]:
+def prepare(
+    stateful: Any,
+    fresh: Any,
+    begin: Callable[[], Iterator[Any]],
+    end: Any = None,
+    again: Callable[[], Iterator[Any]] | None = None,
+) -> Iterator[Any]:
     """Begin the first pass after a restore.
 
     Args:
@@ -25,6 +31,7 @@ def prepare(stateful: Any, fresh: Any, begin: Callable[[], Iterator[Any]], end: 
         fresh: Its state before anything was loaded, frozen.
         begin: Begins the pass.
         end: The state of the end of a pass, frozen, if it was recorded there; it is asked if not.
+        again: Begins it a second time, where that must not draw what `begin` has drawn already.
     """
     if is_a(stateful, STREAMED_DATASET):
         stateful.load_state_dict(
@@ -40,7 +47,7 @@ def prepare(stateful: Any, fresh: Any, begin: Callable[[], Iterator[Any]], end: 
         end = freeze(stateful.state_dict(), "data")
     carries = not same(end, fresh)
     stateful.load_state_dict(thaw(end if carries else fresh))
-    return OrAnew(begin(), lambda: _anew(stateful, fresh, begin)) if carries else begin()
+    return OrAnew(begin(), lambda: _anew(stateful, fresh, again or begin)) if carries else begin()
 
 
 def _anew(stateful: Any, fresh: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:

@@ -276,7 +276,8 @@ class StatefulLoader:
         has_workers = resumed["has_workers"] and loader.persistent_workers and loader.num_workers
         if self._asks_datasets:
             if not loader.num_workers:
-                return carried.prepare(loader.dataset, self._fresh, lambda: iter(loader), resumed["dataset"])
+                end = resumed["dataset"]
+                return carried.prepare(loader.dataset, self._fresh, lambda: iter(loader), end, self._anew)
             if has_workers:
                 return self._with_new_workers(resumed.get("workers"))
             return iter(loader)
