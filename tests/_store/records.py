@@ -245,3 +245,31 @@ def fourth_version(seed: int = 0, **changes) -> TrainingRecord:
         components={**plain.components, "scaler": scaler},
     )
     return dataclasses.replace(made, **changes)
+
+
+def fifth_version(seed: int = 0, **changes) -> TrainingRecord:
+    """A record with everything that version 5 of the format has and version 4 has not."""
+    plain = record(seed)
+    settings = {
+        "": {"class": "torch.nn.modules.container.Sequential"},
+        "drop": {
+            "class": "torch.nn.modules.dropout.Dropout",
+            "values": {"p": 0.25, "inplace": False},
+            "asked": {"p": 0.1},
+        },
+    }
+    extra = {"scale": {"amax": tensor(seed=seed + 3), "count": 2**70, "pair": (1, None)}}
+    streams = {
+        "model.noise": {
+            "kind": "torch.Generator",
+            "state": tensor("uint8", (16,), seed=seed + 4),
+            "aliases": ["component.aug.rngs['left']", "model.head.noise"],
+        },
+        "component.aug.rng": {"kind": "numpy.BitGenerator", "state": {"state": 2**127 + 1}, "aliases": []},
+    }
+    made = dataclasses.replace(
+        plain,
+        model=dataclasses.replace(plain.model, settings=settings, extra=extra),
+        private_streams=streams,
+    )
+    return dataclasses.replace(made, **changes)

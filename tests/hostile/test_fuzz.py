@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from segue._store.archive import write_checkpoint
 from segue.errors import StoreError
-from tests._store.records import fourth_version, record, second_version, third_version
+from tests._store.records import fifth_version, fourth_version, record, second_version, third_version
 from tests.hostile.lies import lie, lie_in_bytes, lie_in_header, lie_in_state, manifest, read_all
 
 NASTY = st.sampled_from(
@@ -50,8 +50,8 @@ def replaced(tree, path, value):
 
 @pytest.fixture(
     scope="module",
-    params=[record, second_version, third_version, fourth_version],
-    ids=["version 1", "version 2", "version 3", "version 4"],
+    params=[record, second_version, third_version, fourth_version, fifth_version],
+    ids=["version 1", "version 2", "version 3", "version 4", "version 5"],
 )
 def spoiled(request, tmp_path_factory):
     honest = tmp_path_factory.mktemp("honest") / "checkpoint"
