@@ -19,7 +19,10 @@ from tests.exactness.plans import Plan, carry_out
 
 ROOT = Path(__file__).resolve().parents[2]
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.exactness.plans", "tests.exactness.data_runs"])
+# The first optimizer of a process imports `torch._dynamo`, which takes seconds.
+_context.set_forkserver_preload(
+    ["tests.exactness.plans", "tests.exactness.data_runs", "tests.exactness.rank_lives", "torch._dynamo"]
+)
 
 
 def forked(plan: Plan) -> int:
