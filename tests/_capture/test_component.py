@@ -99,7 +99,7 @@ def misplaced():
             DataLoader(data, sampler=WeightedRandomSampler([1.0] * 4, 4)),
             "draws its own order",
         ),
-        "plain loader": (DataLoader(data), "knows no position"),
+        "plain loader": (DataLoader(data), "segue.DataPosition(loader)"),
     }
 
 
@@ -121,7 +121,7 @@ def test_a_stateful_loader_is_refused_by_the_name_of_its_class():
     StatefulDataLoader.__module__ = "torchdata.stateful_dataloader.stateful_dataloader"
     with pytest.raises(UnsupportedState, match="can't be a component") as caught:
         kind_of(StatefulDataLoader([1]), "data")
-    assert "iterator" in caught.value.hint
+    assert "segue.DataPosition(loader)" in caught.value.hint
 
 
 def test_what_a_component_returns_must_be_plain():
@@ -185,7 +185,7 @@ def test_one_that_cannot_be_put_back_is_told():
 
 
 def test_objects_are_restored_in_order_of_name_and_streams_behind():
-    assert streams_last(["z", "rng", "a"]) == ["a", "z", "rng"]
+    assert streams_last(["z", "rng", "a"], {}) == ["a", "z", "rng"]
     order = []
 
     class Noting(Counter):
@@ -194,7 +194,7 @@ def test_objects_are_restored_in_order_of_name_and_streams_behind():
             super().load_state_dict(state)
 
     values = {"z": Noting(), "rng": Noting(), "a": Noting()}
-    records = {name: capture_component(values[name], name) for name in streams_last(values)}
+    records = {name: capture_component(values[name], name) for name in streams_last(values, {})}
     ObjectRestore(records, values).run()
     assert order == [values["a"], values["z"], values["rng"]]
 

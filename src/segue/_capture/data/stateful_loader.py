@@ -144,10 +144,9 @@ class StatefulLoader:
     def check(
         self, position: Any, progress: Progress, contract: Mapping[str, Any], scope: str
     ) -> Iterable[Finding]:
-        workers = contract.get("num_workers")
-        clause = _wrong_shape(position)
-        if type(workers) is not int or workers < 0:
-            clause = "the record does not say how many workers there were"
+        workers, clause = contract.get("num_workers"), _wrong_shape(position)
+        if not isinstance(workers, int) or workers < 0:
+            workers, clause = 0, "the record does not say how many workers there were"
         if clause is None and "state" in position and position["state"] is not None:
             clause = loader_state.wrong(position["state"], workers)
         if clause is not None:
