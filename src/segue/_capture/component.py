@@ -229,7 +229,9 @@ def _shown_shares(tree: Any) -> Any:
 
 def streams_last(names: Iterable[str], values: Mapping[str, Any]) -> list[str]:
     """Sort components by name; positions in data behind all others, and `rng` behind these, since building an iterator draws."""
-    return sorted(names, key=lambda name: (name == STREAMS_NAME, isinstance(values.get(name), DataPosition), name))
+    return sorted(
+        names, key=lambda name: (name == STREAMS_NAME, isinstance(values.get(name), DataPosition), name)
+    )
 
 
 class ObjectRestore:

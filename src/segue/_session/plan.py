@@ -13,8 +13,8 @@ import torch
 
 from segue._capture.clock import ScheduleClock
 from segue._capture.component import ObjectRestore, streams_last
-from segue._capture.extra_state import extra_objects
 from segue._capture.data.position import with_accepted
+from segue._capture.extra_state import extra_objects
 from segue._capture.gradients import plan_gradients, plan_window
 from segue._capture.module import flag_write, plan_module
 from segue._capture.opaque import ask
@@ -194,7 +194,9 @@ def _objects(record: TrainingRecord, live: LiveTraining, accepted: Collection[st
             with_accepted_factors(
                 record.components[name], live.components[name], f"component.{name}", accepted
             ),
-            live.components[name], f"component.{name}", accepted,
+            live.components[name],
+            f"component.{name}",
+            accepted,
         )
         for name in streams_last(record.components, live.components)
         if record.components[name].module is None
