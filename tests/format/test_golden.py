@@ -19,7 +19,7 @@ from segue._record.tensors import CapturedTensor, MemoryBytes
 from segue._record.training import TrainingRecord
 from segue._record.tree import same
 from segue._store.archive import open_checkpoint, write_checkpoint
-from tests._store.records import fourth_version, module, record, second_version, third_version
+from tests._store.records import fifth_version, fourth_version, module, record, second_version, third_version
 
 GOLDEN = Path(__file__).parent / "golden" / "version-1"
 ATTEMPT = "0123456789abcdef"
@@ -51,12 +51,14 @@ def golden_record() -> TrainingRecord:
 # Version 2 has all that it added: tensors of parts as weights, state, gradients and caller state, and the new fields.
 # Version 3 likewise: a named base, what a caller made, optimizers of others, and a tensor stored in another precision.
 # Version 4: attributes of optimizers of others, and what a gradient scaler was configured with.
+# Version 5: private streams, extra state and settings of modules.
 GOLDENS = {
     "version-1": golden_record,
     "version-1-every-section": lambda: record(7),
     "version-2": lambda: second_version(7),
     "version-3": lambda: third_version(7),
     "version-4": lambda: fourth_version(7),
+    "version-5": lambda: fifth_version(7),
 }
 
 
