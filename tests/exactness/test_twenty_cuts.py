@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -54,50 +54,74 @@ def differing(expected, found):
     return {boundary: names for boundary, names in sections.items() if names}
 
 
-def cut_and_continued(plan):
-    """Train to the cut, die there, and go on in a whole interpreter with another seed and hash seed."""
-    assert in_new_process(carry_out, plan) == -signal.SIGKILL
-    rest = replace(plan, cut=None, seed=next(seeds))
-    command = [sys.executable, "-m", "tests.exactness.twenty_cuts_plans", rest.to_json()]
-    environment = {**os.environ, "PYTHONHASHSEED": str(rest.seed), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=120, capture_output=True, text=True)
+def cut_and_continued(plans):
+    """Train to each cut, die there, and go on in a process of a new interpreter, with other seeds and hash seed.
+
+    Returns:
+        What each of those saw at each boundary.
+    """
+    for plan in plans:
+        Path(plan.root).mkdir(exist_ok=True)
+        assert in_new_process(carry_out, plan) == -signal.SIGKILL
+    rest = [asdict(replace(plan, cut=None, seed=next(seeds))) for plan in plans]
+    command = [sys.executable, "-m", "tests.exactness.twenty_cuts_plans", json.dumps(rest)]
+    environment = {**os.environ, "PYTHONHASHSEED": str(rest[0]["seed"]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=600, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = seen(Path(plan.root))
-    assert sorted(map(int, found)) == list(range(plan.cut, TOTAL + 2))
+    found = [seen(Path(plan.root)) for plan in plans]
+    for plan, entries in zip(plans, found, strict=True):
+        assert sorted(map(int, entries)) == list(range(plan.cut, TOTAL + 2))
     return found
 
 
 @pytest.mark.exact
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("third", range(3))
 @pytest.mark.parametrize("mode", MODES)
 def test_cut_and_continued_in_a_new_process_it_ends_in_the_same_bits(
-    mode, cut, whole, tmp_path, record_property
+    mode, third, whole, tmp_path, record_property
 ):
-    found = differing(whole(mode), cut_and_continued(Plan(mode, str(tmp_path), cut=cut)))
-    where = "after a step" if cut % WINDOW == 0 else "in mid-window"
-    verdict = EXACT if not found else f"DIVERGES at {min(found)}: {', '.join(found[min(found)])}"
-    row = {"class": f"cut {cut:02d}", "options": where, "dtype": mode, "cut": "any", "verdict": verdict}
-    record_property(*property_of(TABLE, row))
-    assert not found
+    cuts = CUTS[third::3]
+    found = cut_and_continued([Plan(mode, str(tmp_path / str(cut)), cut=cut) for cut in cuts])
+    diverging = {cut: differing(whole(mode), entries) for cut, entries in zip(cuts, found, strict=True)}
+    for cut, sections in diverging.items():
+        where = "after a step" if cut % WINDOW == 0 else "in mid-window"
+        verdict = (
+            EXACT if not sections else f"DIVERGES at {min(sections)}: {', '.join(sections[min(sections)])}"
+        )
+        row = {"class": f"cut {cut:02d}", "options": where, "dtype": mode, "cut": "any", "verdict": verdict}
+        record_property(*property_of(TABLE, row))
+    assert not any(diverging.values()), diverging
 
 
-@pytest.mark.parametrize("cut", QUICK[1])
-def test_a_sample_of_the_cuts_ends_in_the_same_bits(cut, whole, tmp_path):
-    assert not differing(whole(QUICK[0]), cut_and_continued(Plan(QUICK[0], str(tmp_path), cut=cut)))
+def test_a_sample_of_the_cuts_ends_in_the_same_bits(whole, tmp_path):
+    mode, cuts = QUICK
+    found = cut_and_continued([Plan(mode, str(tmp_path / str(cut)), cut=cut) for cut in cuts])
+    assert not any(differing(whole(mode), entries) for entries in found)
 
 
-def lossy(names):
-    return [pytest.param(name, marks=() if name in names else pytest.mark.exact) for name in LOSSES]
+def check_noticed(losses, whole, root):
+    plans = [Plan(LOSSES[lose].mode, str(root / lose), cut=LOST_AT, lose=lose) for lose in losses]
+    found = [
+        differing(whole(plan.mode), entries)
+        for plan, entries in zip(plans, cut_and_continued(plans), strict=True)
+    ]
+    unnoticed = {
+        lose: sections
+        for lose, sections in zip(losses, found, strict=True)
+        if not any(LOSSES[lose].shows_in in names for names in sections.values())
+    }
+    assert not unnoticed
 
 
-@pytest.mark.parametrize("lose", lossy(("the random streams", "the position in the data")))
-def test_whatever_is_lost_is_noticed(lose, whole, tmp_path):
-    loss = LOSSES[lose]
-    found = differing(
-        whole(loss.mode), cut_and_continued(Plan(loss.mode, str(tmp_path), cut=LOST_AT, lose=lose))
-    )
-    assert found, f"losing {lose} is not noticed"
-    assert any(loss.shows_in in names for names in found.values()), found
+def test_a_program_that_forgets_its_streams_or_its_position_is_noticed(whole, tmp_path):
+    check_noticed(("the random streams", "the position in the data"), whole, tmp_path)
+
+
+@pytest.mark.exact
+@pytest.mark.timeout(1200)
+def test_whatever_is_lost_is_noticed(whole, tmp_path):
+    check_noticed(tuple(LOSSES), whole, tmp_path)
 
 
 def test_the_scaler_takes_steps_and_skips_some(tmp_path):

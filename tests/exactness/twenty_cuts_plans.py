@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
+import traceback
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,6 @@ class Plan:
     """Save at this boundary, and die by SIGKILL. Without one nothing is ever saved."""
     lose: str | None = None
     """What a program of this kind loses, as in `LOSSES`."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def carry_out(plan: Plan) -> None:
@@ -73,5 +71,21 @@ def _boundary(
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def carry_out_apart(plans: list[Plan]) -> int:
+    """Carry out plans, each in a process of its own that this interpreter forks; return how many failed."""
+    failed = 0
+    for plan in plans:
+        child = os.fork()
+        if child == 0:
+            try:
+                carry_out(plan)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        failed += os.waitpid(child, 0)[1] != 0
+    return failed
+
+
 if __name__ == "__main__":
-    carry_out(Plan(**json.loads(sys.argv[1])))
+    sys.exit(carry_out_apart([Plan(**plan) for plan in json.loads(sys.argv[1])]))
