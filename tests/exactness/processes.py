@@ -32,16 +32,23 @@ def forked(plan: Plan) -> int:
 
 def in_new_process(function: Callable[..., None], *arguments: object) -> int:
     """Call a function in a new process; return its exit code."""
-    process = _context.Process(target=function, args=arguments)
+    process = _context.Process(target=_as_a_program, args=(function, *arguments))
     process.start()
     process.join(120)
     assert process.exitcode is not None, "the process hangs"
     return process.exitcode
 
 
+def _as_a_program(function: Callable[..., None], *arguments: object) -> None:
+    # A child of the server would have workers of loaders from a server of its own. Where it is killed, those
+    # never end: each holds that server open, and looks only whether the server lives.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+    function(*arguments)
+
+
 def killed_after(plan: Plan, seconds: float) -> int:
     """Carry out a plan in a new process, and kill that with SIGKILL unless it ends before; return its exit code."""
-    process = _context.Process(target=carry_out, args=(plan,))
+    process = _context.Process(target=_as_a_program, args=(carry_out, plan))
     process.start()
     process.join(seconds)
     process.kill()
