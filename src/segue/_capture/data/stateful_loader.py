@@ -47,6 +47,7 @@ class StatefulLoader:
         self._carried = False
         self._watch: Watch | None = None
         self._is_inside = self._was_left = False
+        self._before: Any = None  # the position before the pass under way, if that is what to go back to
         self._fresh: Any = None  # the state of a dataset in this process, before its first pass
         self._resumed: Mapping[str, Any] | None = (
             None  # the position that the last restore placed, until the next pass
@@ -74,6 +75,7 @@ class StatefulLoader:
 
     def begin(self, epoch: int) -> Iterator[Any]:
         self._remember_fresh()
+        self._before = self._before_pass(epoch)
         self._was_left, self._is_inside = self._is_inside, True
         resumed, self._resumed = self._resumed, None
         self._has_drawn_seed = not (resumed["has_workers"] if resumed else self._has_living_workers)
@@ -90,10 +92,21 @@ class StatefulLoader:
         state = freeze(self.loader.state_dict(), "data")
         return any(not same(new, part) for part in loader_state.states_of_datasets(state))
 
+    def _before_pass(self, epoch: int) -> Any:
+        """Return the position before this pass, where the sampler keeps a state.
+
+        Until it is asked for its first index, torchdata's distributed sampler says the end of the pass before, and with
+        workers it has been asked for more than was delivered: a pass of which nothing was delivered is begun again.
+        """
+        if loader_ways.is_iterable(self.loader) or not has_state(loader_ways.index_sampler(self.loader)):
+            return None
+        return self._between(Progress(epoch, 0, False))
+
     def position(self, progress: Progress) -> Any:
-        has_workers = self._has_living_workers or bool(self._resumed and self._resumed["has_workers"])
         if not progress.is_inside or (not progress.delivered and self._asks_datasets):
-            return self._between(progress, has_workers)
+            return self._between(progress)
+        if not progress.delivered and self._before is not None:
+            return self._before
         if self._watch is not None:
             refuse_mixed(self._watch)
         return {
@@ -102,7 +115,7 @@ class StatefulLoader:
             "dataset": self._dataset_at_beginning,
             "has_drawn_seed": self._has_drawn_seed,
             "has_ended": not self.loader.num_workers and has_ended(_indices(self.loader._iterator)),
-            "has_workers": has_workers,
+            "has_workers": self._has_workers,
         }
 
     def _state(self) -> Any:
@@ -125,8 +138,8 @@ class StatefulLoader:
         loader = self.loader
         return self._asks_datasets and bool(loader.num_workers) and not is_a(loader.dataset, STREAMED_DATASET)
 
-    def _between(self, progress: Progress, has_workers: bool) -> Any:
-        loader = self.loader
+    def _between(self, progress: Progress) -> Any:
+        loader, has_workers = self.loader, self._has_workers
         was_left = self._was_left if progress.is_inside else self._is_inside
         if was_left and self._asks_datasets and (has_workers or not loader.num_workers):
             raise left_in_the_middle()
@@ -199,6 +212,11 @@ class StatefulLoader:
     def _asks_datasets(self) -> bool:
         """Whether the position is what datasets say of themselves: those that are iterated over."""
         return self._way == STATE and loader_ways.is_iterable(self.loader)
+
+    @property
+    def _has_workers(self) -> bool:
+        """Whether workers wait for the next pass, or would if this loader had not been restored."""
+        return self._has_living_workers or bool(self._resumed and self._resumed["has_workers"])
 
     @property
     def _has_living_workers(self) -> bool:
