@@ -30,7 +30,7 @@ def take(loader: Any) -> dict[str, Any]:
     """Copy the global streams, and those of the generators that a loader holds, by their paths."""
     return {
         "streams": _global(),
-        "generators": {path: _capture(value, path) for path, value in _generators(loader)},
+        "generators": {path: state_of(value, path) for path, value in generators(loader)},
     }
 
 
@@ -38,7 +38,7 @@ def put(beginning: Mapping[str, Any], loader: Any) -> None:
     """Set all of them as they were."""
     _set_global(beginning["streams"])
     states = beginning["generators"]
-    for path, value in _generators(loader):
+    for path, value in generators(loader):
         if path in states:
             _set(value, states[path])
 
@@ -52,7 +52,7 @@ def wrong(beginning: Any, loader: Any) -> str | None:
         return "the streams of the pass's beginning are none"
     for finding in RngStreams().check({**streams, "accelerators": {}}):
         return finding.what
-    live = dict(_generators(loader))
+    live = dict(generators(loader))
     for path in sorted(live.keys() | states.keys(), key=str):
         if path not in states or path not in live:
             return f"a random generator of the loader is on one side only: {path}"
@@ -82,14 +82,16 @@ def _set_global(streams: Mapping[str, Any]) -> None:
     run_all(RngStreams().plan({**streams, "accelerators": {}}))
 
 
-def _generators(loader: Any) -> Iterator[tuple[str, Any]]:
+def generators(loader: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the random generators that a loader holds, by their paths."""
     for item in reached({"loader": loader}):
         # What belongs to an iterator is gone in a new process, and was drawn from what is found here.
         if isinstance(item.value, _KINDS) and "._iterator" not in item.path:
             yield item.path, item.value
 
 
-def _capture(generator: Any, where: str) -> Any:
+def state_of(generator: Any, where: str) -> Any:
+    """Return a copy of where a generator stands."""
     if isinstance(generator, torch.Generator):
         return freeze(generator.get_state(), where)
     if isinstance(generator, random.Random):

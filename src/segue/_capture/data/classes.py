@@ -29,6 +29,13 @@ def is_exactly(value: object, *names: str) -> bool:
     return class_name(type(value)) in names
 
 
+def iterates_itself(loader: object, name: str) -> bool:
+    """Tell whether an object of a subclass of the class that is called so has an `__iter__` of its own."""
+    cls = type(loader)
+    base = next(each for each in cls.__mro__ if class_name(each) == name)
+    return getattr(cls, "__iter__", None) is not getattr(base, "__iter__", None)
+
+
 def has_state(value: object) -> bool:
     """Tell whether an object saves and takes over its own state."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))

@@ -23,6 +23,8 @@ class Epochs:
         self._loader = loader
         self._known = self._read()
         self._programs: set[str] = set()
+        # What the last pass was told: also where it can't be read.
+        self._told: dict[str, int] = {}
 
     def begin(self, epoch: int) -> None:
         """Tell every holder the epoch of the pass that begins, except those that the program sets."""
@@ -30,13 +32,14 @@ class Epochs:
         for path, holder in _holders(self._loader):
             if path not in self._programs:
                 holder.set_epoch(epoch)
+                self._told[path] = epoch
         self._known = self._read()
 
     def values(self) -> dict[str, Any]:
         """Return the epochs as they are, and the paths of those that the program sets."""
         values = self._read()
         moved = {path for path, value in values.items() if value != self._known.get(path)}
-        return {"values": values, "programs": sorted(self._programs | moved)}
+        return {"values": {**self._told, **values}, "programs": sorted(self._programs | moved)}
 
     def place(self, values: Mapping[str, Any]) -> None:
         """Set the epochs as recorded."""
@@ -44,6 +47,7 @@ class Epochs:
             recorded = values["values"].get(path)
             if recorded is not None:
                 holder.set_epoch(recorded)
+                self._told[path] = recorded
         self._programs = set(values["programs"])
         self._known = self._read()
 

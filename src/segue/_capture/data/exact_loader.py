@@ -40,6 +40,10 @@ class ExactLoader:
         self._own = OwnIndices(loader, batches)
         self._stood: tuple[int, int] | None = None  # where the pass under way has the sampler
 
+    @property
+    def keeps_place(self) -> bool:
+        return False
+
     def contract(self) -> Mapping[str, Any]:
         loader, sampler = self.loader, self._sampler
         found: dict[str, Any] = {

@@ -14,6 +14,7 @@ from segue._capture.data.classes import (
     TABLE_DATASET,
     has_state,
     is_a,
+    iterates_itself,
 )
 from segue._capture.data.nodes import Nodes
 from segue._capture.data.plain_loader import plain_source
@@ -32,6 +33,15 @@ def source_of(loader: Any, *, replay: bool) -> Source:
     Raises:
         UnsupportedState: If nothing does; the hint is what to write.
     """
+    if is_a(loader, STATEFUL_LOADER) and iterates_itself(loader, STATEFUL_LOADER):
+        if replay:
+            return _replayed(loader)
+        raise UnsupportedState(
+            "a StatefulDataLoader that iterates in its own way may fetch ahead, and begin at another time than others",
+            code="capture.data.loader", where="data", found=type_name(loader),
+            hint="hand in a plain StatefulDataLoader, and do in the loop what this one does; or let it be run again from "
+                 "the beginning of the pass: `segue.DataPosition(loader, replay=True)`",
+        )  # fmt: skip
     if is_a(loader, STATEFUL_LOADER):
         return StatefulLoader(loader, replay=replay)
     if isinstance(loader, Sampler | Dataset) and not is_a(loader, STREAMED_DATASET):

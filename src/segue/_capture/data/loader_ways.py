@@ -70,12 +70,21 @@ def _way_of_sampler(loader: Any) -> str:
         return STATE
     if plain and not loader.num_workers:
         return REPLAY  # torchdata skips when the next index is asked for, when the streams are long restored
+    if not loader.num_workers and draws_in_turn(sampler):
+        return REPLAY  # its indices are drawn again, and looked at
     if is_exactly(sampler, *_DRAWN_AT_FIRST):
         return STATE_FROM_BEGINNING
     if is_exactly(sampler, *_SAVED):
         # Inside a batch sampler that saves nothing, they are only skipped over.
         return STATE_FROM_BEGINNING if plain else STATE
     return STATE if has_state(sampler) and not plain else REPLAY
+
+
+def draws_in_turn(sampler: Any) -> bool:
+    """Tell whether torch's `RandomSampler` draws as it goes from a generator that the program may draw from meanwhile."""
+    if not is_exactly(sampler, _DRAWN_AT_FIRST[0]) or sampler.generator is None:
+        return False
+    return bool(sampler.replacement or sampler.num_samples > len(sampler.data_source))
 
 
 def index_sampler(loader: Any) -> Any:

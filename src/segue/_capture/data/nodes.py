@@ -49,12 +49,16 @@ class Nodes:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self._watch = Watch()
+        self._watch = Watch(self.loader)
         self._beginning: Any = None
         self._is_resumed = False
         self._fresh: dict[str, Any] = {}  # the states of iterables before their first pass
         for path, node in _nodes(loader):
             _refuse_node(path, node)
+
+    @property
+    def keeps_place(self) -> bool:
+        return False
 
     def contract(self) -> Mapping[str, Any]:
         found: dict[str, Any] = {"class": type_name(self.loader), "nodes": []}
@@ -196,7 +200,7 @@ class Nodes:
         return len(self.loader)
 
     def _watched(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        self._watch = Watch()
+        self._watch = Watch(self.loader)
         return iterator if self._is_saved else self._watch.over(iterator)
 
 

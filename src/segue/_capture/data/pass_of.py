@@ -13,6 +13,10 @@ class Counter(Protocol):
         """Count a batch that is handed out now."""
         ...
 
+    def failed(self, token: object) -> None:
+        """Take notice that fetching a batch raised."""
+        ...
+
     def finished(self, token: object) -> None:
         """Take notice that the pass has ended, or was left."""
         ...
@@ -40,6 +44,9 @@ class Pass(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self.close()
+            raise
+        except BaseException:
+            self._counter.failed(self._token)
             raise
         self._counter.took(self._token)
         return batch

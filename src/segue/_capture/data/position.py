@@ -13,9 +13,10 @@ from segue._capture.data.kinds import source_of
 from segue._capture.data.pass_of import Pass
 from segue._capture.data.source import Progress
 from segue._capture.plain import freeze
+from segue._capture.staging import type_name
 from segue._record.sections import ComponentRecord
 from segue._record.tree import thaw
-from segue.errors import ComponentMismatch, Finding, MismatchError, StaleIterator
+from segue.errors import ComponentMismatch, Finding, MismatchError, StaleIterator, UnsupportedState
 
 _FIELDS = {"kind", "contract", "progress", "epochs", "position", "accepted"}
 
@@ -64,6 +65,7 @@ class DataPosition:
         self._rest: Iterator[Any] | None = (
             None  # of the pass that a restore has placed, until it is iterated over
         )
+        self._has_failed = False  # a fetch of the pass under way, after which its loop may have gone on
         self._placed: Any = None  # the record of the last restore, as long as nothing was delivered since
 
     @property
@@ -105,6 +107,10 @@ class DataPosition:
         self._placed = None
         self._progress = replace(self._progress, delivered=self._progress.delivered + 1)
 
+    def failed(self, token: object) -> None:
+        """Take notice that fetching a batch raised: what was fetched and what was delivered may differ from now on."""
+        self._has_failed = self._has_failed or self._token is token
+
     def finished(self, token: object) -> None:
         """Take notice that a pass has ended, or was left."""
         if self._token is token:
@@ -122,6 +128,7 @@ class DataPosition:
 
     def _finish(self) -> None:
         self._progress = Progress(self._progress.epoch + 1, 0, False)
+        self._has_failed = False
 
     def _drop_pass(self) -> None:
         stale = None if self._pass is None else self._pass()
@@ -135,8 +142,14 @@ class DataPosition:
 
     def _captured(self) -> Any:
         if self._placed is not None:
-            return self._placed
+            return {**self._placed, "epochs": self._epochs.values()}
         progress = self._progress
+        if self._has_failed and not self._source.keeps_place:
+            raise UnsupportedState(
+                "fetching a batch raised and the pass went on, so batches that were fetched are not those that were delivered",
+                code="capture.data.failed", where="data", found=type_name(self.loader),
+                hint="let the dataset skip or replace what can't be read, or leave the loop and begin the next pass",
+            )  # fmt: skip
         return {
             "kind": self._source.kind,
             "contract": freeze(dict(self._source.contract()), "data"),
@@ -198,6 +211,7 @@ class DataPosition:
         self._epochs.place(state["epochs"])
         self._rest = self._source.place(state["position"], progress, state["contract"])
         self._progress = progress
+        self._has_failed = False
         self._placed = self._as_placed(state)
 
     def _as_placed(self, state: dict[str, Any]) -> Any:

@@ -49,7 +49,11 @@ class RedrawnLoader:
         self._beginning: Any = None
         self._draws_seed = True
         self._drawn: Drawn | None = None
-        self._watch = Watch()
+        self._watch = Watch(self.loader)
+
+    @property
+    def keeps_place(self) -> bool:
+        return False
 
     def contract(self) -> Mapping[str, Any]:
         loader = self.loader
@@ -140,7 +144,7 @@ class RedrawnLoader:
         return Delivered(iterator, drawn.deliver)
 
     def _begin_drawing(self) -> Iterator[Any]:
-        self._watch = Watch()
+        self._watch = Watch(self.loader)
         return self._watch.over(self._watch.next_of(lambda: iter(self._batches)))
 
 

@@ -27,7 +27,11 @@ class ReplayedSource:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self._beginning: Any = None
-        self._watch = Watch()
+        self._watch = Watch(self.loader)
+
+    @property
+    def keeps_place(self) -> bool:
+        return False
 
     def contract(self) -> Mapping[str, Any]:
         if is_a(self.loader, STREAMED_DATASET):
@@ -68,7 +72,7 @@ class ReplayedSource:
         return len(self.loader)
 
     def _watched(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        self._watch = Watch()
+        self._watch = Watch(self.loader)
         return self._watch.over(iterator)
 
 
@@ -93,9 +97,9 @@ def refuse_mixed(watch: Watch) -> None:
     """Raise if the source could not be run again: it draws as it goes from streams that the training draws from too."""
     if watch.mixed:
         raise UnsupportedState(
-            "the data draws from a global random stream between draws of the training, so running it again from the "
+            "the data draws from a random stream between draws of the training, so running it again from the "
             "beginning of the pass would give another order", code="capture.data.mixed", where="data",
-            found=f"draws in the middle of a pass from the global stream of {', '.join(sorted(watch.mixed))}",
+            found=f"draws in the middle of a pass from a stream of the training: {', '.join(sorted(watch.mixed))}",
             hint="give what draws there a generator of its own (`torch.Generator`, `random.Random`), or "
                  "`state_dict` and `load_state_dict`; or fetch in workers, which have streams of their own",
         )  # fmt: skip

@@ -34,6 +34,11 @@ class Source(Protocol):
     loader: Any
     """The object that was handed in."""
 
+    @property
+    def keeps_place(self) -> bool:
+        """Whether the loader's own state is right behind a fetch that raised, after which the loop went on."""
+        ...
+
     def contract(self) -> Mapping[str, Any]:
         """Return what decides the order of the batches, by name, as plain values; read-only, and cheap."""
         ...

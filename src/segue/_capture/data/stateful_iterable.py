@@ -28,6 +28,10 @@ class StatefulIterable:
         self._stays = False
         self._is_left = self._was_left = False
 
+    @property
+    def keeps_place(self) -> bool:
+        return True
+
     def contract(self) -> Mapping[str, Any]:
         if is_a(self.loader, STREAMED_DATASET):
             return dataset_entries(self.loader)

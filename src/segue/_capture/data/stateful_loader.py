@@ -53,6 +53,10 @@ class StatefulLoader:
             None  # the position that the last restore placed, until the next pass
         )
 
+    @property
+    def keeps_place(self) -> bool:
+        return self._way == STATE and not self.loader.num_workers
+
     def contract(self) -> Mapping[str, Any]:
         loader = self.loader
         found: dict[str, Any] = {
@@ -335,13 +339,20 @@ class StatefulLoader:
     def _delivered(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """Return the iterator, looked at where the pass would be run again."""
         self._watch = None
-        if self._way == REPLAY:
-            self._watch = Watch()
+        if self._way == REPLAY or self._fetches_in_turn:
+            self._watch = Watch(self.loader)
             if self._skips_indices:
                 _watch_indices(iterator, self._watch)
             else:
                 iterator = self._watch.over(iterator)
         return _Noticed(iterator, self)
+
+    @property
+    def _fetches_in_turn(self) -> bool:
+        """Whether indices for workers are drawn as the pass goes, from a generator that others may have."""
+        loader = self.loader
+        is_indexed = bool(loader.num_workers) and not loader_ways.is_iterable(loader)
+        return is_indexed and loader_ways.draws_in_turn(loader_ways.index_sampler(loader))
 
     def ended(self) -> None:
         """Take notice that the pass has come to its end."""
