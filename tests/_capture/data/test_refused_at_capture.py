@@ -44,7 +44,9 @@ def test_a_bare_shuffling_loader_is_refused_with_the_two_lines_that_replace_it()
     assert "segue.DataPosition" in caught.value.hint
 
 
-@pytest.mark.parametrize("loader", [range(3), Numbers(), Eager(), iter([1]), 5, None], ids=repr)
+@pytest.mark.parametrize(
+    "loader", [range(3), Numbers(), Eager(), iter([1]), 5, None], ids=lambda loader: type(loader).__name__
+)
 def test_what_is_no_loader_is_refused(loader):
     with pytest.raises(UnsupportedState) as caught:
         segue.DataPosition(loader)
