@@ -44,7 +44,8 @@ def places(module: nn.Module, scope: str) -> Iterator[ModulePlace]:
 
 def _places(module: nn.Module, path: str, above: tuple[int, ...], scope: str) -> Iterator[ModulePlace]:
     wrappers = tuple(wrappers_of(module))
-    module = unwrapped(module)
+    if wrappers:  # few modules have any, and this is asked of each
+        module = unwrapped(module)
     if id(module) in above:
         raise UnsupportedState(
             "a module contains itself", code="capture.module_cycle", where=f"{scope} {path}"
