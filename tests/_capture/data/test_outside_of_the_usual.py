@@ -1,11 +1,17 @@
 """What programs do around their data: hidden epochs, shared generators, fetches that fail, loaders of their own making."""
 
+import random
+import time
+
+import datasets
 import pytest
 import torch
+import torchdata.nodes as tn
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import segue
 from segue.errors import UnsupportedState
@@ -162,3 +168,47 @@ def test_a_stateful_loader_that_iterates_in_its_own_way_is_refused_or_run_again(
     record = training(run).capture()
     training(resumed).restore(record)
     assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in batches]
+
+
+def prefetched(sampler):
+    node = tn.Batcher(tn.Mapper(tn.SamplerWrapper(sampler), int), 3, drop_last=False)
+    return segue.DataPosition(tn.Loader(tn.Prefetcher(node, 8)))
+
+
+def test_nodes_whose_source_has_ended_in_a_thread_lose_no_batch():
+    def data():
+        return prefetched(StatefulDistributedSampler(Numbers(), 1, 0))
+
+    run = data()
+    batches = iter(run)
+    next(batches)
+    time.sleep(0.5)  # by now everything was fetched
+    record = training(run).capture()
+    whole, following = list(batches), list(run)
+    assert len(whole) == 5
+    resumed = data()
+    training(resumed).restore(record)
+    assert list(resumed) == whole
+    assert list(resumed) == following
+
+
+def test_a_sampler_that_draws_in_a_thread_of_nodes_is_refused():
+    with pytest.raises(UnsupportedState) as caught:
+        prefetched(RandomSampler(Numbers(), generator=torch.Generator()))
+    assert caught.value.code == "capture.data.threads"
+
+
+def rows():
+    for number in range(7):
+        yield {"x": number + random.random()}
+
+
+def test_a_generator_of_examples_that_draws_in_turn_with_the_training_is_refused():
+    data = segue.DataPosition(datasets.IterableDataset.from_generator(rows))
+    batches = iter(data)
+    for _ in range(3):
+        next(batches)
+        random.random()
+    with pytest.raises(UnsupportedState) as caught:
+        data.capture()
+    assert caught.value.code == "capture.data.mixed"

@@ -39,6 +39,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
+_IN_ORDER = "torch.utils.data.sampler.SequentialSampler"
 _FIELDS = {"state", "epochs", "started", "ended", "beginning"}
 
 
@@ -55,6 +56,7 @@ class Nodes:
         self._fresh: dict[str, Any] = {}  # the states of iterables before their first pass
         for path, node in _nodes(loader):
             _refuse_node(path, node)
+        _refuse_draws_in_threads(loader)
 
     @property
     def keeps_place(self) -> bool:
@@ -120,6 +122,8 @@ class Nodes:
         Raises:
             UnsupportedState: If one can't tell, and its state is that of a new pass.
         """
+        if any(_fetches_ahead(node) for _, node in _nodes(self.loader)):
+            return []  # what has ended there was fetched; the state is of what was delivered
         found = [path for path, node in _reading(self.loader) if has_ended(node._it)]
         for path, iterable in _stateful(self.loader):
             state = freeze(iterable.state_dict(), "data")
@@ -232,6 +236,25 @@ def _counting(loader: Any) -> Iterator[tuple[str, Any]]:
 def _reading(loader: Any) -> Iterator[tuple[str, Any]]:
     """Yield the nodes that read a sampler or an iterable."""
     return ((path, node) for path, node in _nodes(loader) if is_a(node, SAMPLER_NODE, ITERABLE_NODE))
+
+
+def _fetches_ahead(node: Any) -> bool:
+    """Tell whether a node fetches in a thread of its own, as `Prefetcher` and `ParallelMapper` do."""
+    return hasattr(node, "snapshot_frequency")
+
+
+def _refuse_draws_in_threads(loader: Any) -> None:
+    if not any(_fetches_ahead(node) for _, node in _nodes(loader)):
+        return
+    for path, node in _samplers(loader):
+        if not (
+            has_state(node.sampler) or hasattr(node.sampler, "set_epoch") or is_a(node.sampler, _IN_ORDER)
+        ):
+            raise UnsupportedState(
+                "a thread fetches ahead from a sampler without a state, which may draw at any time, also after a restore",
+                code="capture.data.threads", where=f"data.{path}.sampler", found=type_name(node.sampler),
+                hint="use `StatefulDistributedSampler(dataset, 1, 0)` of torchdata, or no node that fetches in a thread",
+            )  # fmt: skip
 
 
 def _read(node: Any) -> Any:

@@ -16,9 +16,10 @@ import numpy as np
 
 _BUFFERED = "BufferShuffledExamplesIterable"
 _MAPPED = ("MappedExamplesIterable", "FilteredExamplesIterable")
-# Those whose state was read and tried (datasets 5.2): it stands at the example that was yielded last.
+# Those whose state was read and tried (datasets 5.2): it stands at the example that was yielded last. Not a generator of
+# the program's: it is skipped over when the next example is asked for, and draws then what it has drawn already.
 _WHOLE = (
-    "ExamplesIterable", "ArrowExamplesIterable", "RebatchedArrowExamplesIterable", "SelectColumnsIterable",
+    "ArrowExamplesIterable", "RebatchedArrowExamplesIterable", "SelectColumnsIterable",
     "StepExamplesIterable", "VerticallyConcatenatedMultiSourcesExamplesIterable", "SkipExamplesIterable",
     "TakeExamplesIterable", "FormattedExamplesIterable", "ShuffledDataSourcesExamplesIterable",
     "ShuffledDataSourcesArrowExamplesIterable", *_MAPPED,
