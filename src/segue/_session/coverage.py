@@ -35,6 +35,7 @@ from segue._capture.uncovered_kinds import kind_of as kind_in_program
 from segue._capture.uncovered_loose import Visible
 from segue._capture.uncovered_moves import Looking, LooseMemory
 from segue._capture.uncovered_saved import OwnState
+from segue._session.coverage_draws import told_of_draws
 from segue._session.coverage_lines import Told, message, told_of_moved, told_of_object
 from segue._session.live import LiveTraining
 from segue.errors import UncoveredStateWarning, UnsupportedState
@@ -83,6 +84,7 @@ class Coverage:
         walk = self._walk(registered)
         visible, looking = self._see(registered, walk, has_caller_state=has_caller_state)
         told = [*self._of_moved(walk, registered, visible), *self._of_objects(visible, looking)]
+        told += told_of_draws(self._live.components)
         for path, held in walk.held.items():
             if is_new(self._first.get(path), held):
                 self._first[path] = seen_of(held)

@@ -67,6 +67,14 @@ def source_of(loader: Any, *, replay: bool) -> Source:
     )
 
 
+def loses_draws(source: Source) -> bool:
+    """Tell whether what workers draw is lost: no pass is run again, and the dataset doesn't save streams of its own."""
+    loader = source.loader
+    if isinstance(source, ReplayedSource) or (isinstance(source, StatefulLoader) and source.runs_again):
+        return False
+    return isinstance(loader, DataLoader) and bool(loader.num_workers) and not has_state(loader.dataset)
+
+
 def _replayed(loader: Any) -> Source:
     if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
         raise _no_loader(loader, "hand in what can be iterated over again and again, not an iterator")

@@ -40,6 +40,7 @@ class OwnIndices:
 
     def __init__(self, loader: DataLoader[Any], batches: Any) -> None:
         self._indices = Indices(batches)
+        self._original = loader
         self._loader = copy.copy(loader)
         # Set as `DataLoader.__init__` does: afterwards it allows no other sampler.
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -58,6 +59,9 @@ class OwnIndices:
             draws_seed: Whether to draw it from where the loader does; else it comes from nowhere.
         """
         self._indices.current = indices
+        self._loader.collate_fn = (
+            self._original.collate_fn
+        )  # one that looks at workers, while a position begins a pass
         if draws_seed:
             return iter(self._loader)
         with self._without_seed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -9,9 +10,10 @@ from typing import Any, ClassVar
 
 from segue._capture.data.contract import differences, is_contract, moved
 from segue._capture.data.epochs import Epochs, is_epochs
-from segue._capture.data.kinds import source_of
+from segue._capture.data.kinds import loses_draws, source_of
 from segue._capture.data.pass_of import Pass
 from segue._capture.data.source import Progress
+from segue._capture.data.worker_draws import WorkerDraws
 from segue._capture.plain import freeze
 from segue._capture.staging import type_name
 from segue._record.sections import ComponentRecord
@@ -52,13 +54,14 @@ class DataPosition:
 
     # A pass under way is a position, and built anew; a random generator in it is one of the loader's.
     _called_in_paths: ClassVar[Mapping[str, str | None]] = dict.fromkeys(
-        ("_source", "_epochs", "_progress", "_pass", "_token", "_rest", "_placed")
+        ("_source", "_epochs", "_progress", "_pass", "_token", "_rest", "_placed", "_draws")
     )
 
     def __init__(self, loader: Any, *, replay: bool = False) -> None:
         self.loader = loader
         self._source = source_of(loader, replay=replay)
         self._epochs = Epochs(loader)
+        self._draws = WorkerDraws()
         self._progress = Progress(0, 0, False)
         self._pass: weakref.ref[Pass] | None = None  # a pass that its loop has dropped has ended
         self._token: object = None  # of the pass under way
@@ -97,9 +100,18 @@ class DataPosition:
             self._finish()
         self._placed = None
         self._epochs.begin(self._progress.epoch)
-        batches = self._source.begin(self._progress.epoch)
+        with self._watching():
+            batches = self._source.begin(self._progress.epoch)
         self._progress = replace(self._progress, is_inside=True)
         return batches
+
+    @property
+    def drawn_in_workers(self) -> tuple[str, ...]:
+        """The global streams that workers have drawn from, `python`, `numpy` or `torch`, where a resume would draw others."""
+        return self._draws.streams
+
+    def _watching(self) -> contextlib.AbstractContextManager[None]:
+        return self._draws.watching(self.loader) if loses_draws(self._source) else contextlib.nullcontext()
 
     def took(self, token: object) -> None:
         """Count a batch that is handed out now."""
@@ -209,7 +221,8 @@ class DataPosition:
         self._drop_pass()
         self._rest = None
         self._epochs.place(state["epochs"])
-        self._rest = self._source.place(state["position"], progress, state["contract"])
+        with self._watching():
+            self._rest = self._source.place(state["position"], progress, state["contract"])
         self._progress = progress
         self._has_failed = False
         self._placed = self._as_placed(state)

@@ -54,6 +54,11 @@ class StatefulLoader:
         )
 
     @property
+    def runs_again(self) -> bool:
+        """Whether a restore fetches again what was delivered, so that workers draw again what they drew."""
+        return self._way == REPLAY
+
+    @property
     def keeps_place(self) -> bool:
         return self._way == STATE and not self.loader.num_workers
 
