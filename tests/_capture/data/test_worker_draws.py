@@ -39,6 +39,23 @@ class Samples(Dataset):
         return index + self.draw()
 
 
+class OwnGenerator(Samples):
+    def __init__(self, generator):
+        super().__init__()
+        self.generator = generator
+
+    def __getitem__(self, index):
+        if isinstance(self.generator, torch.Generator):
+            return index + torch.rand((), generator=self.generator).item()
+        return index + float(self.generator.random())
+
+
+class SeededAnew(OwnGenerator):
+    def __getitem__(self, index):
+        self.generator.manual_seed(index)
+        return super().__getitem__(index)
+
+
 class SeededByHand(Samples):
     def __getitem__(self, index):
         torch.manual_seed(index)
@@ -87,6 +104,17 @@ def test_a_draw_in_a_worker_is_told_by_its_stream(made, draw, stream):
     assert "segue.SeededSamples" in told
 
 
+@pytest.mark.parametrize("made", [plain, stateful])
+@pytest.mark.parametrize(
+    "generator",
+    [random.Random(3), np.random.default_rng(3), torch.Generator().manual_seed(3)],
+    ids=lambda generator: type(generator).__name__,
+)
+def test_a_generator_of_the_dataset_s_own_is_told_since_the_worker_has_a_copy(made, generator):
+    [told] = saved(made(OwnGenerator(generator)))
+    assert "(generators of the dataset)" in told
+
+
 def test_what_a_collate_function_draws_is_told_too():
     [told] = saved(plain(segue.SeededSamples(Samples(by_torch)), collate_fn=drawing_collate))
     assert "(python)" in told
@@ -106,8 +134,9 @@ def test_a_strict_training_refuses():
         segue.SeededSamples(Samples(by_torch)),
         segue.SeededSamples(Samples(by_numpy)),
         SeededByHand(),
+        SeededAnew(torch.Generator()),
     ],
-    ids=["no draws", "seeded, torch", "seeded, numpy", "seeded by hand"],
+    ids=["no draws", "seeded, torch", "seeded, numpy", "seeded by hand", "a generator seeded anew"],
 )
 def test_workers_that_draw_nothing_that_is_lost_are_not_told(made, dataset):
     assert saved(made(dataset)) == []

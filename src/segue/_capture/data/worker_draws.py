@@ -1,4 +1,4 @@
-"""Whether workers of a loader draw from the global random streams: those end with their process, and nobody restores them.
+"""Whether workers of a loader draw at random: their streams end with their process, and nobody restores them.
 
 Wish: a random augmentation in workers, whose draws are others after a resume, is told and not silently trained on.
 torchdata doesn't save the streams of workers (0.11), and which numbers a sample gets depends on who fetches it.
@@ -6,7 +6,8 @@ torchdata doesn't save the streams of workers (0.11), and which numbers a sample
 A collate function sees each batch in its worker, behind all samples of it. So it is handed to new workers inside of one
 that compares the streams with what they were behind the batch before, and sets marks in memory that the training shares.
 It draws nothing and changes no batch. What it still loses: what is drawn from Python's or NumPy's stream before the first
-batch of a worker that has a `worker_init_fn`, and generators that a dataset holds itself.
+batch of a worker that has a `worker_init_fn`. Generators that the dataset holds are looked at too: a worker draws from its own
+copy, so that what the training captures of them never moves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-_STREAMS: Final = ("python", "numpy", "torch")
+from segue._capture.generators import GeneratorKind, is_global, kind_of_generator
+from segue._capture.reached import reached
+from segue._record.tree import same
+
+_STREAMS: Final = ("python", "numpy", "torch", "generators of the dataset")
 
 
 class WorkerDraws:
@@ -66,15 +71,16 @@ class LookingCollate:
         self._marks = marks
         self._is_seeded = is_seeded
         self._before: tuple[Any, ...] | None = None
+        self._held: list[tuple[GeneratorKind, Any]] | None = None
 
     def __call__(self, samples: Any) -> Any:
         if get_worker_info() is None or self._marks.all():
             return self._collate(samples)
         before = self._at_beginning() if self._before is None else self._before
         batch = self._collate(samples)
-        self._before = _states()
+        self._before = (*_states(), self._held_states())
         for index, (then, now) in enumerate(zip(before, self._before, strict=True)):
-            if then is not None and then != now and not _is_seeded_anew(then, now):
+            if then is not None and _has_drawn(then, now):
                 self._marks[index] = 1
         return batch
 
@@ -83,19 +89,42 @@ class LookingCollate:
         info = get_worker_info()
         assert info is not None, "asked in a worker"
         own = _state_of(torch.Generator().manual_seed(info.seed))
-        python = random.Random(info.seed).getstate() if self._is_seeded else None
-        return python, None, own
+        python = ("", random.Random(info.seed).getstate()) if self._is_seeded else None
+        return python, None, own, None
+
+    def _held_states(self) -> list[tuple[int | None, Any]]:
+        """Return the states of the generators that the worker's copy of the dataset holds, found once."""
+        if self._held is None:
+            info = get_worker_info()
+            assert info is not None, "asked in a worker"
+            self._held = list(_generators_in(info.dataset))
+        return [(_seed_of(generator), kind.read(generator)) for kind, generator in self._held]
 
 
-def _is_seeded_anew(before: Any, now: Any) -> bool:
-    """Tell whether somebody has seeded torch's stream: for each sample by its index, one would hope."""
-    return type(now[0]) is int and len(now) == 2 and before[0] != now[0]
+def _has_drawn(before: Any, now: Any) -> bool:
+    if isinstance(now, list):
+        return any(seed == new_seed and not same(then, state)
+                   for (seed, then), (new_seed, state) in zip(before, now, strict=True))  # fmt: skip
+    # One of torch's that was seeded meanwhile is seeded for each sample by its index, one would hope.
+    is_seeded_anew = type(now[0]) is int and before[0] != now[0]
+    return bool(before != now) and not is_seeded_anew
+
+
+def _generators_in(dataset: object) -> Iterator[tuple[GeneratorKind, Any]]:
+    for each in reached({"dataset": dataset}):
+        kind = kind_of_generator(each.value)
+        if kind is not None and not is_global(each.value):
+            yield kind, each.value
+
+
+def _seed_of(generator: Any) -> int | None:
+    return generator.initial_seed() if isinstance(generator, torch.Generator) else None
 
 
 def _states() -> tuple[Any, ...]:
     name, keys, place, has_gauss, gauss = np.random.get_state()
     return (
-        random.getstate(),
+        ("", random.getstate()),
         (name, np.asarray(keys).tobytes(), place, has_gauss, gauss),
         _state_of(torch.default_generator),
     )
