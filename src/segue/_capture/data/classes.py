@@ -15,6 +15,7 @@ TABLE_DATASET = "datasets.arrow_dataset.Dataset"
 NODE = "torchdata.nodes.base_node.BaseNode"
 NODES_LOADER = "torchdata.nodes.loader.Loader"
 COUNTING_SAMPLER = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
+PREPARED_LOADER = "accelerate.data_loader.DataLoaderAdapter"
 ITERABLE_NODE = "torchdata.nodes.adapters.IterableWrapper"
 SAMPLER_NODE = "torchdata.nodes.adapters.SamplerWrapper"
 

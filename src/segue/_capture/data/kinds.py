@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from segue._capture.data.classes import (
     NODE,
     NODES_LOADER,
+    PREPARED_LOADER,
     STATEFUL_LOADER,
     STREAMED_DATASET,
     TABLE_DATASET,
@@ -33,6 +34,14 @@ def source_of(loader: Any, *, replay: bool) -> Source:
     Raises:
         UnsupportedState: If nothing does; the hint is what to write.
     """
+    if is_a(loader, PREPARED_LOADER):
+        # It counts passes of its own and tells them to samplers, so it can't be run again from a beginning either.
+        raise UnsupportedState(
+            "a loader that accelerate has prepared fetches a batch ahead, and counts passes in a place of its own",
+            code="capture.data.loader", where="data", found=type_name(loader),
+            hint="hand in the loader as it was before `accelerator.prepare`, and move each batch in the loop: "
+                 "`batch = send_to_device(batch, accelerator.device)`",
+        )  # fmt: skip
     if is_a(loader, STATEFUL_LOADER) and iterates_itself(loader, STATEFUL_LOADER):
         if replay:
             return _replayed(loader)
