@@ -48,6 +48,7 @@ class Coverage:
 
     Args:
         live: The training.
+        registered: What it captures now.
         not_state: Paths of what is no state, though it moves; `*` stands for anything.
         strict: Refuse, instead of warning.
 
@@ -55,7 +56,9 @@ class Coverage:
         TypeError: If `not_state` is no collection of paths.
     """
 
-    def __init__(self, live: LiveTraining, not_state: Collection[str], *, strict: bool) -> None:
+    def __init__(
+        self, live: LiveTraining, registered: Registered, not_state: Collection[str], *, strict: bool
+    ) -> None:
         self._live = live
         self._not_state = _entries(not_state)
         self._strict = strict
@@ -64,7 +67,6 @@ class Coverage:
         self._began = _clocks()
         self._own = {id(each) for each in _roots(live)}
         self._loose = LooseMemory()
-        registered = live.registered()
         walk = self._walk(registered)
         self._first = remembered(walk.held)
         visible, looking = self._see(registered, walk, has_caller_state=False)

@@ -54,6 +54,7 @@ from segue._session.pending_capture import AsyncCaptures, PendingCapture
 from segue._session.plan import RestorePlan
 from segue._session.record import TrainingRecord
 from segue._session.refusals import entries_in, environment_findings, refuse, warn_of_environment
+from segue._session.walked import walked_once
 from segue._window.window import moments, windows_used_since
 from segue.errors import (
     RestoreInterrupted,
@@ -138,22 +139,24 @@ class Training:
         self._is_half_written = False
         self._async_captures = AsyncCaptures(list(self._live.optimizers.values()))
         self._bound_at = next(moments)
-        self._bind()
-        self._coverage = Coverage(self._live, not_state, strict=strict)
+        registered = self._bind()
+        self._coverage = Coverage(self._live, registered, not_state, strict=strict)
 
-    def _bind(self) -> None:
-        refuse_wrong_kinds(self._live)
+    def _bind(self) -> Registered:
+        live = walked_once(self._live)
+        refuse_wrong_kinds(live)
         for prefix, module in self._live.modules().items():
             bind_module(module, prefix or "model")
         for name, optimizer in self._live.optimizers.items():
             bind_optimizer(optimizer, f"optimizer.{name}")
-        remember_all(self._live)
-        registered = self._live.registered()
+        remember_all(live)
+        registered = live.registered()
         for name, scheduler in self._live.schedulers.items():
             bind_scheduler(scheduler, f"scheduler.{name}", registered)
         self._clock = ScheduleClock(self._live.schedulers)
-        self._averages = watch_averages(self._live)
+        self._averages = watch_averages(live)
         self._consumed = ConsumedGradients(self._live.scheduled())
+        return registered
 
     def capture(
         self, state: Any = None, *, step: int | None = None, microbatch: int | None = None
@@ -188,7 +191,7 @@ class Training:
         refuse_inside_backward()
         refuse_cached_weights()
         self._refuse_half_written()
-        live = self._live
+        live = walked_once(self._live)
         self._refuse_unregistered()
         self._warn_of_due_schedules()
         parameters = live.parameters()
