@@ -18,6 +18,8 @@ from segue._capture.component import (
 from segue._record.diff import diff
 from segue.errors import ComponentMismatch, NotAtBoundary, RestoreInterrupted, UnsupportedState
 
+pytestmark = pytest.mark.filterwarnings("ignore:state that segue can see")  # counts of calls are none
+
 
 class Counter:
     """Can only be loaded."""
@@ -122,6 +124,16 @@ def test_a_stateful_loader_is_refused_by_the_name_of_its_class():
     with pytest.raises(UnsupportedState, match="can't be a component") as caught:
         kind_of(StatefulDataLoader([1]), "data")
     assert "segue.DataPosition(loader)" in caught.value.hint
+
+
+def test_an_object_that_cannot_save_itself_is_refused_with_the_line_that_keeps_its_attributes():
+    class Ema:
+        def __init__(self):
+            self.shadow, self.updates, self.owner = [torch.ones(2)], 0, object()
+
+    with pytest.raises(UnsupportedState) as caught:
+        kind_of(Ema(), "ema")
+    assert '`components={"ema": segue.StateOf(ema, "shadow", "updates")}`' in caught.value.hint
 
 
 def test_what_a_component_returns_must_be_plain():

@@ -45,6 +45,20 @@ class Average:
         for name, value in state["weights"].items():
             self.weights[name].copy_(value)
 
+class Shadow:
+    """An average written by hand."""
+    def __init__(self, model, replaces=False):
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.backup, self.updates, self.replaces = {}, 0, replaces
+    def update(self, model):
+        self.updates += 1
+        decay = min(0.9, self.updates / (self.updates + 3))
+        for name, p in model.named_parameters():
+            if self.replaces:
+                self.shadow[name] = self.shadow[name] * decay + p.detach() * (1 - decay)
+            else:
+                self.shadow[name].mul_(decay).add_(p.detach(), alpha=1 - decay)
+
 class Centers(nn.Module):
     def __init__(self):
         super().__init__()
@@ -134,6 +148,7 @@ loss_of, second = make_loss()
 """
 BATCH = "loss = model.linear(batch).pow(2).mean(); loss.backward()"
 READ = "batch = next(batches)\n" + BATCH
+UPDATED = "loss = model.linear(x).pow(2).mean(); loss.backward(); {}.update(model)"
 LOADER = "data_set = [torch.full((3,), k / 20) for k in range(20)]\n"
 
 FORGOTTEN = {
@@ -262,6 +277,23 @@ FORGOTTEN = {
     "a network in a plain list": Forgotten(
         "model.hidden, second", "model.hidden = [Centers()]\nsecond = torch.optim.AdamW(model.hidden[0].parameters(), lr=0.1)",
         "loss = model.hidden[0](model.linear(x)); loss.backward(); second.step(); second.zero_grad()", is_pasted=False,
+    ),
+    "an average written by hand": Forgotten("ema", "ema = Shadow(model)", UPDATED.format("ema"), "(ema.shadow, ema.updates)"),
+    "an average written by hand, of new tensors": Forgotten(
+        "ema", "ema = Shadow(model, True)", UPDATED.format("ema"), "(ema.shadow, ema.updates)"
+    ),
+    "an average written by hand in a trainer": Forgotten(
+        "self.ema", "class Trainer:\n    pass\nself = Trainer()\nself.ema = Shadow(model)", UPDATED.format("self.ema"), "self.ema.shadow",
+    ),
+    "an average in a plain dictionary": Forgotten(
+        "ema", "ema = Shadow(model).shadow",
+        "loss = model.linear(x).pow(2).mean(); loss.backward()\nfor name, p in model.named_parameters():\n    ema[name] = ema[name] * 0.9 + p.detach() * 0.1",
+        "ema",
+    ),
+    "an average in a plain list": Forgotten(
+        "ema", "ema = [p.detach().clone() for p in model.parameters()]",
+        "loss = model.linear(x).pow(2).mean(); loss.backward()\nfor its, p in zip(ema, model.parameters()):\n    its.lerp_(p.detach(), 0.1)",
+        "ema", is_pasted=False,
     ),
     "a plain loader, and no count": Forgotten(
         "loader", LOADER + "loader = DataLoader(data_set, batch_size=2)",

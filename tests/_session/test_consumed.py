@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from segue import Training
+from segue import Checkpointer, Training
 from segue.errors import ConsumedGradientsWarning
 
 
@@ -40,6 +40,18 @@ def test_what_stands_after_a_step_is_told_once_with_its_bytes_and_stored():
     backward(model)
     optimizer.step()
     training.capture()  # warnings are errors here: not told again
+
+
+def test_it_points_at_the_line_of_the_program_that_saves(tmp_path):
+    model, optimizer, training = built()
+    backward(model)
+    optimizer.step()
+    with (
+        Checkpointer(training, tmp_path) as checkpointer,
+        pytest.warns(ConsumedGradientsWarning) as caught,
+    ):
+        checkpointer.save(step=1)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.LBFGS])

@@ -195,3 +195,17 @@ def test_a_look_at_a_thousand_modules_takes_few_milliseconds():
         assert list(moved(first, look())) == []
         spent.append(time.process_time() - start)
     assert min(spent) < 0.05, spent  # 5 ms on an idle core; cores of tests are shared
+
+
+def test_best_weights_that_are_replaced_and_kept_are_told():
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = segue.Training(model, optimizer)
+    with torch.no_grad():
+        model.weight.add_(0.01)
+    best = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training.capture()
+    with pytest.warns(UncoveredStateWarning, match=r"segue\.StateOf\(best\)"):
+        training.capture()
+    assert best

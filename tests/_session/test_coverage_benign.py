@@ -406,6 +406,42 @@ def schedule_free():
     train(model, optimizer=optimizer)
 
 
+def copies_that_are_no_state():
+    model = net()
+    once = {name: p.detach().clone() for name, p in model.named_parameters()}
+    parameters, shared = list(model.parameters()), model.state_dict()
+    held = Meter()
+
+    def loss_of(i):
+        return model(torch.randn(4, 3)).pow(2).mean()
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    training = segue.Training(model, optimizer)
+    for i in range(STEPS):
+        loss_of(i).backward()
+        held.gradients = [p.grad.clone() for p in model.parameters()]
+        gradients = [p.grad.clone() for p in model.parameters()]
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+        training.capture(i)
+    assert all((once, parameters, shared, gradients, before))
+
+
+def an_average_in_the_callers_state():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ema = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = segue.Training(model, optimizer)
+    for i in range(STEPS):
+        model(torch.randn(4, 3)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for name, p in model.named_parameters():
+            ema[name].lerp_(p.detach(), 0.1)
+        training.capture({"i": i, "ema": ema})
+
+
 def a_deep_copy_for_evaluation():
     model = net()
     copies = []

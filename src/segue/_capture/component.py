@@ -26,6 +26,7 @@ from segue._capture.plain import freeze
 from segue._capture.scaler import check_factors, configured_factors
 from segue._capture.scheduler import is_scheduler
 from segue._capture.staging import class_name, is_called, type_name
+from segue._capture.state_of import StateOf, all_names
 from segue._capture.wrappers import unwrapped, wrappers_of
 from segue._record.sections import ComponentRecord
 from segue._record.tree import same, thaw
@@ -90,8 +91,31 @@ def kind_of(value: object, name: str) -> str:
         return "state_dict"
     raise UnsupportedState(
         "a component needs `state_dict` and `load_state_dict`, or `capture`, `check` and `restore`",
-        code="capture.component", where=where, found=type_name(value),
+        code="capture.component", where=where, found=type_name(value), hint=_state_of_hint(value, name),
     )  # fmt: skip
+
+
+def _state_of_hint(value: object, name: str) -> str | None:
+    """Name the attributes that a `StateOf` can keep: without names it keeps no attributes of a class of the program."""
+    names = [each for each in all_names(value) if _is_kept_by_state_of(value, each)]
+    if isinstance(value, dict):
+        return f'`components={{"{name}": segue.StateOf({name})}}` keeps its entries'
+    if not names:
+        return None
+    quoted = ", ".join(f'"{each}"' for each in names)
+    return (
+        f'`components={{"{name}": segue.StateOf({name}, {quoted})}}` keeps these; leave out what is no state'
+    )
+
+
+def _is_kept_by_state_of(value: object, name: Any) -> bool:
+    if not isinstance(name, str) or not name.isidentifier():
+        return False
+    try:
+        freeze(StateOf(value, name).capture(), name)
+    except (UnsupportedState, TypeError):
+        return False
+    return True
 
 
 def _refuse_misplaced(value: object, where: str) -> None:

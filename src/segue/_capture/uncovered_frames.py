@@ -49,6 +49,14 @@ def caller(depth: int = 1) -> types.FrameType | None:
     return next(program_frames(sys._getframe(depth)), None)
 
 
+def stacklevel() -> int:
+    """Return how far up the program is, as `warnings.warn` counts from the function that calls this."""
+    target, frame, level = caller(), sys._getframe(1), 1
+    while frame is not target and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_library(path: str) -> bool:
     return is_library_path(path)

@@ -45,6 +45,8 @@ class Kind(enum.Enum):
     FUNCTION = "function"
     OBJECT = "object"
     """Of a class of the program's own: its state is in its attributes."""
+    WEIGHTS = "weights"
+    """An object or a container with copies of the parameters."""
     OTHER = "other"
 
 

@@ -63,18 +63,21 @@ class Visible:
         is_captured: Tells whether a tensor is.
         is_anothers: Tells whether another training captures an object.
         layouts: Where objects of each class keep what they hold.
+        are_weights: Tells whether a container holds copies of the parameters.
     """
 
     def __init__(
         self, is_covered: Callable[[object], bool], is_captured: Callable[[torch.Tensor], bool],
-        is_anothers: Callable[[object], bool], layouts: Layouts,
+        is_anothers: Callable[[object], bool], layouts: Layouts, are_weights: Callable[[Any], bool],
     ) -> None:  # fmt: skip
         self._is_covered = is_covered
         self._is_anothers = is_anothers
         self._is_captured = is_captured
         self._layouts = layouts
+        self._are_weights = are_weights
         self._names: dict[int, Link] = {}
         self._kept: list[Any] = []  # so that no `id` is given away while this is in use
+        self._told_with_owner: set[int] = set()
         self._spaces: dict[int, dict[str, Any]] = {}
         self._todo: deque[tuple[Any, Link, int]] = deque()
         self.found: list[Loose] = []
@@ -157,6 +160,12 @@ class Visible:
         if saves_itself(class_of(value)):
             self._add(value, link, Kind.OBJECT)
         else:
+            # What an object holds is told with the object.
+            held = [item for _, item in self._layouts.of(type(value)).parts(value) if self._are_weights(item)]
+            if held:
+                self._add(value, link, Kind.WEIGHTS)
+                self._told_with_owner.update(map(id, held))
+                self._kept.extend(held)
             self._attributes(value, link, depth)
             self._container(value, link, depth)
 
@@ -196,6 +205,8 @@ class Visible:
                     if type(item) not in ATOMS:
                         self._todo.append((item, link, depth + 1))
             return
+        if id(value) not in self._told_with_owner and self._are_weights(value):
+            self._add(value, link, Kind.WEIGHTS)
         if base.__len__(value) > _MAX_ITEMS:
             return  # of data
         for place, item in items_of(value, base):

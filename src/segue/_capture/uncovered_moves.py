@@ -26,6 +26,7 @@ from segue._capture.uncovered_kinds import (
 )
 from segue._capture.uncovered_loose import Loose, loader_of, passes_under_way, shuffles
 from segue._capture.uncovered_marks import Mark, text_of
+from segue._capture.uncovered_weights import Copies, Weights, numbers_of
 from segue.errors import ABSENT
 
 _POSITIONS = (Kind.LOADER, Kind.PASS)
@@ -40,6 +41,8 @@ class Uncaptured(NamedTuple):
     value: Any
     kind: Kind
     why: str
+    names: tuple[str, ...] = ()
+    """The attributes that have moved, where they are known."""
 
 
 class _First(NamedTuple):
@@ -57,11 +60,16 @@ class LooseMemory:
     def __init__(self) -> None:
         self._first: dict[int, _First] = {}
         self._looks = 0
+        self._weights: dict[str, dict[str, Copies]] = {}
+        self._last: dict[str, Copies] = {}
+        self._numbers: dict[str, dict[str, Mark]] = {}
 
     def remember(self, found: list[Loose], looking: Looking) -> None:
         """See objects for the first time: what they are now they were before the training began."""
         for loose in found:
-            if loose.kind not in _POSITIONS:
+            if loose.kind is Kind.WEIGHTS:
+                self._moved_weights(loose, looking)
+            elif loose.kind not in _POSITIONS:
                 self._put(loose, looking.mark(loose))
 
     def told(self, found: list[Loose], looking: Looking) -> Iterator[Uncaptured]:
@@ -70,6 +78,14 @@ class LooseMemory:
         yield from self._read_loaders(found, loaders, looking)
         for loose in found:
             if loose.kind in _POSITIONS:
+                continue
+            if loose.kind is Kind.WEIGHTS:
+                names = self._moved_weights(loose, looking)
+                if names is not None:
+                    told = (
+                        f"{type_name(loose.value)}, whose tensors of the shapes of the parameters have moved"
+                    )
+                    yield Uncaptured(loose.path, loose.expression, loose.value, loose.kind, told, names)
                 continue
             if loose.is_anothers:
                 if self._get(loose) is ABSENT:
@@ -115,6 +131,23 @@ class LooseMemory:
             if not is_over(batches):
                 yield loader, batches
 
+    def _moved_weights(self, loose: Loose, looking: Looking) -> tuple[str, ...] | None:
+        """Return what has moved in one that holds weights, and remember it; `None` for nothing."""
+        now = {name: (value, looking.weights.seen(value)) for name, value in looking.copies_in(loose)}
+        first = self._weights.setdefault(loose.path, {})
+        numbers = looking.numbers_in(loose)
+        first_numbers = self._numbers.setdefault(loose.path, numbers)
+        moved = []
+        for name, (value, seen) in now.items():
+            begun = first.setdefault(name, seen)
+            last = self._last.get(f"{loose.path}.{name}", seen)
+            if looking.weights.have_moved(value, begun, last, seen):
+                moved.append(name)
+            self._last[f"{loose.path}.{name}"] = seen
+        if not moved or loose.is_anothers:
+            return None
+        return (*moved, *(name for name, mark in numbers.items() if first_numbers.get(name) != mark))
+
     def _get(self, loose: Loose) -> Any:
         first = self._first.get(id(loose.value))
         return ABSENT if first is None or first.reference() is not loose.value else first.mark
@@ -141,17 +174,42 @@ class Looking:
         registered: What is captured.
         is_captured: Tells whether a tensor is captured.
         layouts: Where objects of each class keep what they hold.
+        weights: What containers of copies of the parameters look like.
         has_caller_state: Whether the program keeps state of its own with the capture.
     """
 
     def __init__(
-        self, registered: Registered, is_captured: Callable[[torch.Tensor], bool], layouts: Layouts, *,
-        has_caller_state: bool,
+        self, registered: Registered, is_captured: Callable[[torch.Tensor], bool], layouts: Layouts, weights: Weights,
+        *, has_caller_state: bool,
     ) -> None:  # fmt: skip
         self._registered = registered
         self._is_captured = is_captured
         self._layouts = layouts
+        self.weights = weights
         self._has_caller_state = has_caller_state
+
+    def copies_in(self, loose: Loose) -> Iterator[tuple[str, Any]]:
+        """Yield the containers of copies of the parameters that an object holds and that no component keeps."""
+        value = loose.value
+        if isinstance(value, list | tuple | dict):
+            kept = isinstance(value, dict) and any(self._registered.keeps(value, each) for each in value)
+            if not kept:
+                yield "", value
+            return
+        for name, item in self._layouts.of(type(value)).parts(value):
+            if not self._registered.keeps(value, name) and self.weights.are_in(item):
+                yield name, item
+
+    def numbers_in(self, loose: Loose) -> dict[str, Mark]:
+        """Return the marks of the numbers beside them."""
+        if isinstance(loose.value, list | tuple | dict):
+            return {}
+        parts = dict(self._layouts.of(type(loose.value)).parts(loose.value))
+        return {
+            name: mark
+            for name, mark in numbers_of(parts).items()
+            if not self._registered.keeps(loose.value, name)
+        }
 
     def counts(self, is_counted: bool) -> bool:
         """Tell whether a position is told of: one that a count in the caller's state keeps, only where there is none."""

@@ -83,7 +83,7 @@ def restore(
     _refuse_ambiguous(record, callbacks)
     value = verified(record.without_given())
     refuse_impossible_window(value)
-    warn_of_environment(environment_findings(value), stacklevel=4)
+    warn_of_environment(environment_findings(value))
     handed = _handed(record, value)
     model = _model(callbacks.restore_model(handed.model_state, model), model, "restore_model")
     wanted = device if device is not None else _requested(record)

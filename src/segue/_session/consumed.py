@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from segue._capture.uncovered_frames import stacklevel
 from segue.errors import ConsumedGradientsWarning
 
 
-def warn_of_consumed_gradients(standing: Mapping[str, int], *, stacklevel: int) -> None:
+def warn_of_consumed_gradients(standing: Mapping[str, int]) -> None:
     """Warn of gradients that `step` has used and that still stand.
 
     Args:
         standing: Their bytes by the name of their optimizer.
-        stacklevel: As of `warnings.warn`, counted from here.
     """
     told = ", ".join(f"optimizer.{name}: {num_bytes:,} bytes" for name, num_bytes in standing.items())
     warnings.warn(
@@ -21,5 +21,5 @@ def warn_of_consumed_gradients(standing: Mapping[str, int], *, stacklevel: int) 
         "that is made at such a moment stores them. Call `zero_grad()` after `step()`, not before the next backward, to "
         "spare these bytes",
         ConsumedGradientsWarning,
-        stacklevel=stacklevel,
+        stacklevel=stacklevel(),
     )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import warnings
 
+from segue._capture.uncovered_frames import stacklevel
 from segue._record.counters import StuckCounter, stuck_counters
 from segue._record.training import TrainingRecord
 from segue.errors import CounterWarning
 
 
-def warn_of_stuck_counters(record: TrainingRecord, *, stacklevel: int) -> None:
+def warn_of_stuck_counters(record: TrainingRecord) -> None:
     """Warn once for each part of a training that has such counters.
 
     Args:
         record: What is kept, or about to be restored; the counters are read.
-        stacklevel: As of `warnings.warn`, counted from here.
     """
     stuck: dict[str, list[StuckCounter]] = {}
     for counter in stuck_counters(record):
@@ -25,5 +25,5 @@ def warn_of_stuck_counters(record: TrainingRecord, *, stacklevel: int) -> None:
         warnings.warn(
             f"{where}: the {first.name}{others} is {first}. It is kept as it is; cast it to {first.wider} before going on.",
             CounterWarning,
-            stacklevel=stacklevel,
+            stacklevel=stacklevel(),
         )

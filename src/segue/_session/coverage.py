@@ -10,7 +10,6 @@ and each only once. What is no state, though it moves, is named in `not_state`.
 from __future__ import annotations
 
 import fnmatch
-import sys
 import time
 import warnings
 import weakref
@@ -29,12 +28,14 @@ from segue._capture.registered import Registered
 from segue._capture.settings import is_setting
 from segue._capture.staging import is_plain, plain_parts
 from segue._capture.uncovered import Moved, Walk, is_flag_of_library, is_new, moved, remembered, seen_of
-from segue._capture.uncovered_frames import caller
+from segue._capture.uncovered_frames import caller, stacklevel
 from segue._capture.uncovered_kinds import Kind, is_position
 from segue._capture.uncovered_kinds import kind_of as kind_in_program
 from segue._capture.uncovered_loose import Visible
 from segue._capture.uncovered_moves import Looking, LooseMemory
 from segue._capture.uncovered_saved import OwnState
+from segue._capture.uncovered_weights import Weights, tensors_below
+from segue._capture.wrappers import is_adapter_layer
 from segue._session.coverage_draws import told_of_draws
 from segue._session.coverage_lines import Told, message, told_of_moved, told_of_object
 from segue._session.live import LiveTraining
@@ -73,18 +74,19 @@ class Coverage:
         self._loose.remember(visible.found, looking)
         _all.add(self)
 
-    def look(self, registered: Registered, *, has_caller_state: bool) -> None:
+    def look(self, registered: Registered, *, has_caller_state: bool, state: Any = None) -> None:
         """Tell of what has moved since it was first seen, and is not captured.
 
         Args:
             registered: What is captured.
             has_caller_state: Whether the program keeps state of its own with the capture.
+            state: That state.
 
         Raises:
             UnsupportedState: If there is any, and the training is strict.
         """
         walk = self._walk(registered)
-        visible, looking = self._see(registered, walk, has_caller_state=has_caller_state)
+        visible, looking = self._see(registered, walk, has_caller_state=has_caller_state, state=state)
         told = [*self._of_moved(walk, registered, visible), *self._of_objects(visible, looking)]
         told += told_of_draws(self._live.components)
         for path, held in walk.held.items():
@@ -99,7 +101,7 @@ class Coverage:
         new = [each for each in left if each.path not in self._told]
         if new:
             self._told.update(each.path for each in new)
-            warnings.warn(message(new), UncoveredStateWarning, stacklevel=_stacklevel())
+            warnings.warn(message(new), UncoveredStateWarning, stacklevel=stacklevel())
 
     def _walk(self, registered: Registered) -> Walk:
         walk = Walk(registered, self._layouts)
@@ -124,16 +126,33 @@ class Coverage:
         else:
             walk.leave_out(value)
 
-    def _see(self, registered: Registered, walk: Walk, *, has_caller_state: bool) -> tuple[Visible, Looking]:
+    def _see(
+        self, registered: Registered, walk: Walk, *, has_caller_state: bool, state: Any = None
+    ) -> tuple[Visible, Looking]:
         def is_covered(value: object) -> bool:
             return walk.has_reached(value) or registered.name(value) is not None
 
         def is_captured(tensor: torch.Tensor) -> bool:
             return registered.name(tensor) is not None
 
-        visible = Visible(is_covered, is_captured, self._is_of_another, self._layouts)
+        def captured() -> Iterator[torch.Tensor]:
+            tensors = [item.tensor for _, item in self._live.tensors() if item.tensor is not None]
+            yield from (each for each in tensors if not is_lazy(each))
+            yield from (each.grad for each in tensors if each.is_leaf and each.grad is not None)
+            yield from tensors_below(state)
+            for held in walk.held.values():
+                for part in held.parts.values():
+                    yield from tensors_below(part.value)
+
+        trainable = [
+            each for each in self._live.model.parameters() if each.requires_grad and not is_lazy(each)
+        ]
+        weights = Weights(trainable, captured)
+        visible = Visible(is_covered, is_captured, self._is_of_another, self._layouts, weights.are_in)
         visible.look(caller())
-        return visible, Looking(registered, is_captured, self._layouts, has_caller_state=has_caller_state)
+        return visible, Looking(
+            registered, is_captured, self._layouts, weights, has_caller_state=has_caller_state
+        )
 
     def _is_of_another(self, value: object) -> bool:
         return any(id(value) in each._own for each in _all if each is not self)
@@ -151,16 +170,29 @@ class Coverage:
         owner, part = each.held.owner, each.part
         if registered.keeps(owner, each.name) or is_flag_of_library(each):
             return True
-        if isinstance(owner, nn.Module) and is_setting(owner, each.name):
-            return True
+        if isinstance(owner, nn.Module) and (is_setting(owner, each.name) or is_adapter_layer(owner)):
+            return (
+                True  # of an adapter's layer, which one is active and what is merged are compared, or refused
+            )
         if part is None:
             return False
         return (
             registered.name(part.value) is not None
+            or self._is_of_an_optimizer(part.value)
             or self._is_a_clock(part.value)
             or _is_view(part.value, self._live)
             or self._is_saved(each, own_states)
         )
+
+    def _is_of_an_optimizer(self, value: Any) -> bool:
+        """Tell whether it is a list of groups, a group or the state of an optimizer, which are captured with that."""
+        parts = [
+            part
+            for optimizer in self._live.driven().values()
+            for part in (*vars(optimizer).values(), *getattr(optimizer, "param_groups", ()))
+            if type(part) is not bool
+        ]
+        return isinstance(value, list | dict) and any(value is part for part in parts)
 
     def _is_a_clock(self, value: Any) -> bool:
         now = _clocks()
@@ -247,11 +279,3 @@ def _is_view(value: Any, live: LiveTraining) -> bool:
         for _, part in plain_parts(item.tensor)
         if is_plain(part) and part.device.type != "meta"
     )
-
-
-def _stacklevel() -> int:
-    """Return how far up the program is, as `warnings.warn` counts from the function that called this."""
-    target, frame, level = caller(), sys._getframe(1), 1
-    while frame is not target and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    return level

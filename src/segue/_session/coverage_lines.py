@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from segue._capture.data.plain_loader import about_workers, replacing_lines
 from segue._capture.plain import freeze
 from segue._capture.state_of import StateOf
 from segue._capture.uncovered import Moved, shown_as, written
@@ -120,6 +121,8 @@ def told_of_object(found: Uncaptured, registered: Mapping[str, Mapping[str, str]
             name += "_2"
         entries = ", ".join(f'"{each}": {expression}' for each, expression in known.items())
         return Told(found.path, found.why, argument, (name, found.expression), before=entries)
+    if found.kind is Kind.WEIGHTS:
+        return _told_of_weights(found, name)
     if found.kind is Kind.LOADER and not is_position(type(found.value)):
         return _told_of_loader(found)
     if found.kind in (Kind.PASS, Kind.GENERATOR, Kind.ITERATOR):
@@ -128,11 +131,26 @@ def told_of_object(found: Uncaptured, registered: Mapping[str, Mapping[str, str]
     return Told(found.path, found.why, "components", (name, found.expression))
 
 
+def _told_of_weights(found: Uncaptured, name: str) -> Told:
+    value = found.value
+    if isinstance(value, dict):
+        return Told(found.path, found.why, "components", (name, f"segue.StateOf({found.expression})"))
+    if isinstance(value, list | tuple):
+        hint = (
+            "keep it in a dictionary or in an attribute of an object, and register that with `segue.StateOf`"
+        )
+        return Told(found.path, found.why, "", ("", hint))
+    names = tuple(each for each in found.names if _can_be_set(value, each))
+    return Told(found.path, found.why, "components", (name, found.expression), names)
+
+
 def _told_of_loader(found: Uncaptured) -> Told:
     line = f"data = segue.DataPosition({found.expression})"
     what = f"{found.why}; iterate over `data` instead"
     if shuffles(found.value) and type(found.value).__module__.startswith("torch.utils.data"):
-        line = "data = segue.DataPosition(DataLoader(dataset, sampler=segue.ExactSampler(dataset, shuffle=True), ...))"
+        name = found.expression if found.expression.isidentifier() else "loader"
+        line = "; ".join([*replacing_lines(found.value, name), f"data = segue.DataPosition({name})"])
+        what += about_workers(found.value)
     return Told(found.path, what, "components", ("data", "data"), before=line)
 
 

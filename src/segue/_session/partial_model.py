@@ -21,6 +21,7 @@ from segue._capture.base import (
 )
 from segue._capture.module import capture_module
 from segue._capture.naming import NamedTensor, named_tensors
+from segue._capture.uncovered_frames import stacklevel
 from segue._record.base import BaseIdentity, BaseRecord
 from segue._record.contract import TrainableContract
 from segue._record.sections import ModuleRecord
@@ -48,7 +49,7 @@ class PartialModel:
         if isinstance(setting.base, BaseIdentity):
             self._refuse_rewritten(setting.base, candidates)
             unknown = [item for _, item, place in candidates if place.name not in setting.base.tensors]
-            self._tell_kept(unknown, "are not in the identity of the base", stacklevel=5)
+            self._tell_kept(unknown, "are not in the identity of the base")
         else:
             self._marks = {
                 name: mark_of(item.tensor) for name, item, _ in candidates if item.tensor is not None
@@ -84,7 +85,7 @@ class PartialModel:
                 "some rewrite the base then (PiSSA, OLoRA, CorDA)",
             )  # fmt: skip
 
-    def _tell_kept(self, items: Collection[NamedTensor], why: str, stacklevel: int) -> None:
+    def _tell_kept(self, items: Collection[NamedTensor], why: str) -> None:
         """Warn, once of each, of frozen parameters that are stored after all: that may be gigabytes in each checkpoint."""
         sizes = {
             item.name: item.tensor.nbytes
@@ -98,7 +99,7 @@ class PartialModel:
                 f"{some(list(sizes))}. The identity is taken last, when all is loaded, cast and frozen; an adapter that is "
                 "merged and unmerged rounds the base, so merge a copy.",
                 BaseWarning,
-                stacklevel=stacklevel,
+                stacklevel=stacklevel(),
             )
 
     def _is_unchanged(self, name: str, item: NamedTensor, place: BasePlace) -> bool:
@@ -127,7 +128,7 @@ class PartialModel:
             if self._is_unchanged(name, item, place)
         }
         changed = [item for name, item, _ in candidates if name in self._bound and name not in omitted]
-        self._tell_kept(changed, "are no longer the base's", stacklevel=6)
+        self._tell_kept(changed, "are no longer the base's")
         for name in _beside_kept(omitted, tensors, contract):
             del omitted[name]
         source, identity = ("digest", base.digest) if isinstance(base, BaseIdentity) else ("declared", base)

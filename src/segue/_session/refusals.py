@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from segue._capture.environment import check_environment, why
+from segue._capture.uncovered_frames import stacklevel
 from segue._record.training import RECORD_VERSION, TrainingRecord
 from segue.errors import EnvironmentWarning, Finding, MismatchError, UnsupportedFormat, admitting, shown, some
 
@@ -81,7 +82,7 @@ def environment_findings(
     return list(check_environment(record.environment, modules))
 
 
-def warn_of_environment(findings: Iterable[Finding], stacklevel: int) -> None:
+def warn_of_environment(findings: Iterable[Finding]) -> None:
     """Warn if something differs that can change the last bits from here on."""
     differences = [
         f"{item.code}: {shown(item.expected)} -> {shown(item.found)} ({why(item.code.removeprefix('environment.'))})"
@@ -92,5 +93,5 @@ def warn_of_environment(findings: Iterable[Finding], stacklevel: int) -> None:
             "the state is restored exactly, but the environment differs in what can change the last bits from here on: "
             + "; ".join(differences),
             EnvironmentWarning,
-            stacklevel=stacklevel,
+            stacklevel=stacklevel(),
         )

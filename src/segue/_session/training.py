@@ -31,6 +31,7 @@ from segue._capture.rng import RngStreams
 from segue._capture.scheduler import bind_scheduler, capture_scheduler, optimizer_of, refuse_unregistered
 from segue._capture.single_stream import with_single_streams
 from segue._capture.staging import type_name
+from segue._capture.uncovered_frames import stacklevel
 from segue._record.rename import known_names, renamed
 from segue._record.sections import SchedulerRecord
 from segue._record.tree import copied
@@ -201,7 +202,7 @@ class Training:
             refuse_hidden_state(live.model, "model", live.components.values())
         names, registered = parameter_names(parameters), live.registered()
         shares = live.shares()
-        self._coverage.look(registered, has_caller_state=state is not None)
+        self._coverage.look(registered, has_caller_state=state is not None, state=state)
         # Objects with code of their own first, and the streams after them: their `state_dict` may draw.
         model, model_state = live.model_state.capture()
         components = {
@@ -239,7 +240,7 @@ class Training:
             private_streams=private_streams,
         )
         refuse_averages(self._averages, live, record)
-        warn_of_stuck_counters(record, stacklevel=3)
+        warn_of_stuck_counters(record)
         self._warn_of_consumed_gradients()
         return record
 
@@ -322,14 +323,14 @@ class Training:
                     f"and it has moved every {self._clock.usual(name)} so far. A program that resumes after "
                     "`scheduler.step()` will be one move late; save after it.",
                     ScheduleWarning,
-                    stacklevel=4,
+                    stacklevel=stacklevel(),
                 )
 
     def _warn_of_consumed_gradients(self) -> None:
         if self._has_told_of_consumed or not (standing := self._consumed.standing()):
             return
         self._has_told_of_consumed = True
-        warn_of_consumed_gradients(standing, stacklevel=4)
+        warn_of_consumed_gradients(standing)
 
     def check(
         self, record: TrainingRecord, *, accept: Collection[str] = (), rename: Mapping[str, str] | None = None
@@ -364,7 +365,7 @@ class Training:
             findings += environment
         elif environment:
             unaccepted = [finding for finding in environment if finding.code not in accept]
-            warn_of_environment(unaccepted, stacklevel=5)
+            warn_of_environment(unaccepted)
         return list(dict.fromkeys(finding.code for finding in refuse(findings, accept)))
 
     def restore(
@@ -411,7 +412,7 @@ class Training:
         accepted = self._admit(record, accept)
         if not verified:
             record.verify()
-        warn_of_stuck_counters(record, stacklevel=4)
+        warn_of_stuck_counters(record)
         # State that is allocated in inference mode could never be stepped again (torch 2.13).
         with torch.inference_mode(False):
             # Made first: what can't be made, as a tensor whose library is not imported, is refused while nothing has changed.

@@ -73,19 +73,27 @@ def _no_order(loader: DataLoader[Any], sampler: object) -> UnsupportedState:
         what = "nothing says how this sampler finds its order again"
     own = "give the sampler `state_dict` and `load_state_dict`"
     lines = " and ".join(f"`{line}`" for line in replacing_lines(loader))
-    shuffles = f"replace it by two lines: {lines}"
+    shuffles = f"replace it by two lines: {lines}{about_workers(loader)}"
     return _refused(what, "capture.data.sampler", type_name(sampler),
                     shuffles if isinstance(sampler, RandomSampler) else f"{own}; or {shuffles}")  # fmt: skip
 
 
-def replacing_lines(loader: DataLoader[Any]) -> tuple[str, str]:
-    """Return the two lines that replace a plain shuffling loader."""
+def replacing_lines(loader: DataLoader[Any], name: str = "loader") -> tuple[str, str]:
+    """Return the two lines that replace a plain shuffling loader of this name."""
     options = f"batch_size={loader.batch_size}" if loader.batch_size else "batch_size=..."
     options += ", drop_last=True" if loader.drop_last else ""
+    workers = f", num_workers={loader.num_workers}" if loader.num_workers else ""
     return (
         f"sampler = segue.ExactSampler(dataset, {options})",
-        f"loader = DataLoader(dataset, {options}, sampler=sampler)",
+        f"{name} = DataLoader(dataset, {options}{workers}, sampler=sampler)",
     )
+
+
+def about_workers(loader: DataLoader[Any]) -> str:
+    """Say, of a loader with workers, what random draws in them need."""
+    if not loader.num_workers:
+        return ""
+    return "; random draws in workers need `segue.SeededSamples(dataset, seed=0)` or `replay=True`"
 
 
 def _refused(what: str, code: str, found: str, hint: str) -> UnsupportedState:
