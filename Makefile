@@ -29,7 +29,7 @@ test: $(STAMP)  ## Run the tests that take minutes, not hours.
 
 exact: $(STAMP)  ## Run the full exactness matrix.
 	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/exactness tests/quantized_state tests/adapters tests/examples
-	$(PYTEST) -n $(WORKERS) -m 'exact and not soak' tests/cases tests/_session
+	$(PYTEST) -n $(WORKERS) -m 'exact and not soak' tests/cases tests/_session tests/_capture
 
 crash: $(STAMP)  ## Run the full crash matrix.
 	$(PYTEST) -n $(WORKERS) -m 'not soak' tests/crash tests/hostile

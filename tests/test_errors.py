@@ -26,6 +26,7 @@ TREE = {
     "StoreUnavailable": ["StoreFull"],
     "SaveFailed": [],
     "RestoreInterrupted": [],
+    "StaleIterator": [],
 }  # fmt: skip
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, SegueError)]
 
@@ -51,6 +52,7 @@ def test_all_are_ordinary_exceptions_and_warnings_are_warnings():
         "ScheduleWarning",
         "SkippedCheckpointWarning",
         "StoreWarning",
+        "UncoveredStateWarning",
     }
     assert issubclass(errors.SegueWarning, UserWarning)
 

@@ -53,7 +53,7 @@ def test_the_record_tells_who_steps_what_and_needs_the_fourth_version():
     assert list(record.opaque_optimizers) == ["a", "b"]
     assert record.opaque_optimizers["b"].groups == (("b.weight", "b.bias"),)
     assert record.opaque_optimizers["b"].state.kind == "state_dict"
-    assert needed_version(record) == 4
+    assert needed_version(record.opaque_optimizers) == 4
     step(model, optimizers)
     assert any(item.section == "opaque_optimizers" for item in diff(record, training.capture()).differences)
 

@@ -348,6 +348,7 @@ def test_what_a_wrapper_of_peft_learns_itself_keeps_its_place(peft):
 def test_what_accelerate_prepares_is_called_as_before():
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
+    importlib.import_module("accelerate.state").AcceleratorState._reset_state(True)  # of other tests
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import accelerate

@@ -293,6 +293,7 @@ def test_b61_an_average_that_is_left_out_on_one_side_is_refused():
     assert codes_of(without.training, record) == ["component.swa"]
 
 
+@pytest.mark.exact
 def test_b62_every_mixture_of_modes_comes_back_without_a_call(tmp_path):
     def fresh():
         model = nn.Sequential(

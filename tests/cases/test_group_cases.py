@@ -10,6 +10,8 @@ from segue.errors import ContractMismatch, MismatchError, OptimizerMismatch, Uns
 from tests.cases import children
 from tests.cases.state import live, raw, stored
 
+pytestmark = pytest.mark.filterwarnings("ignore:state that segue can see")  # of a run that stands beside
+
 MADE = {
     "AdamW": lambda p: AdamW(p, lr=1e-2),
     "AdamW, foreach": lambda p: AdamW(p, lr=1e-2, foreach=True, amsgrad=True),

@@ -12,6 +12,8 @@ from segue.errors import ContractMismatch, CounterWarning, OptimizerMismatch
 from tests.cases import children
 from tests.cases.state import live, raw, stored
 
+pytestmark = pytest.mark.filterwarnings("ignore:state that segue can see")  # of a run that stands beside
+
 
 def two_layers(order):
     torch.manual_seed(0)

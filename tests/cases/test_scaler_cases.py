@@ -13,6 +13,8 @@ from segue.errors import ComponentMismatch
 from tests.cases.state import live, raw, stored
 from tests.exactness.processes import in_new_process
 
+pytestmark = pytest.mark.filterwarnings("ignore:state that segue can see")  # of a run that stands beside
+
 SAVED_AFTER, MORE = 14, 4
 
 

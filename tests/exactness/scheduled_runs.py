@@ -160,7 +160,10 @@ def _save_at_cuts(case: Case, folder: Path) -> None:
                     warnings.simplefilter("always")
                     made = training.capture({"losses": run.losses})
                 outstanding = [item.outstanding_steps for item in made.schedulers.values()]
-                told[cut] = [[warning.category.__name__ for warning in caught], outstanding]
+                names = [
+                    each.category.__name__ for each in caught if each.category is not ConsumedGradientsWarning
+                ]
+                told[cut] = [names, outstanding]
                 segue.save(made, folder / cut)
     (folder / "told.json").write_text(json.dumps(told))
 

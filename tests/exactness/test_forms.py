@@ -125,6 +125,7 @@ def peft():
         pytest.skip("peft or transformers is not installed")
 
 
+@pytest.mark.exact
 @pytest.mark.timeout(900)
 def test_a_training_of_adapters_goes_on_in_another_form(peft, tmp_path):
     check(tmp_path, forms_of(QUICK_ADAPTED, "injected"), QUICK_ADAPTED, adapted=True)

@@ -10,6 +10,8 @@ from segue.errors import MismatchError, StoreError
 from tests.exactness import live
 from tests.exactness.trainings import MODES, TOTAL, WINDOW, Run, seed
 
+pytestmark = pytest.mark.filterwarnings("ignore:state that segue can see")  # of a run that stands beside
+
 LAST = 5 * WINDOW
 # Every third mode in each `make test`, all in `make exact`.
 SOME = [

@@ -20,6 +20,7 @@ from tests.exactness.scaled_runs import PAIRS, POLICIES, SCALES, TOTAL, Case, Ru
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
     pytest.mark.filterwarnings("ignore::segue.errors.ScheduleWarning"),
+    pytest.mark.filterwarnings("ignore:state that segue can see"),  # `moments` counts on
 ]
 seeds = itertools.count(5000)
 CASES = tuple(Case(*case) for case in itertools.product(PAIRS, SCALES, POLICIES))

@@ -25,6 +25,8 @@ from segue.errors import MismatchError, OptimizerMismatch, UnsupportedState
 from segue.optim import FP32Master
 from tests.cases.state import live, raw
 
+pytestmark = pytest.mark.filterwarnings("ignore:state that segue can see")  # of a run that stands beside
+
 HALVES = [torch.bfloat16, torch.float16]
 INNER = {
     "sgd": (SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),

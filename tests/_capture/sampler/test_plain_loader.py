@@ -46,6 +46,7 @@ def test_every_cut_goes_on_with_the_same_samples_and_streams(form):
     cut_everywhere(form, {}, slice(None))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("form", ["exact", "stateful_global", "own_generator"])
 @pytest.mark.parametrize("workers", WORKERS)
 def test_workers_are_in_nobody_s_way(form, workers):
@@ -53,6 +54,7 @@ def test_workers_are_in_nobody_s_way(form, workers):
     cut_everywhere(form, WORKERS[workers], slice(2, None, 5 if workers == "two_workers" else 4))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("form", FORMS)
 def test_several_cuts_in_one_pass_and_a_save_right_after_a_resume(form):
     expected = Run(FORMS[form]).go(20)
