@@ -39,7 +39,7 @@ def test_b45_nor_does_one_that_skips_what_was_delivered_by_running_it_again():
     assert joined(first, second) == whole
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.exact)])
 @pytest.mark.parametrize("sampler", ["shuffle", "stateful distributed", "distributed"])
 def test_b48_after_two_whole_passes_come_a_third_and_a_fourth(workers, sampler):
     def make():
@@ -72,7 +72,7 @@ def test_b49_a_sampler_inside_a_node_goes_on_in_its_epoch(sampler, stop):
     assert whole[0] != whole[1]
 
 
-@pytest.mark.parametrize("living", [False, True])
+@pytest.mark.parametrize("living", [False, pytest.param(True, marks=pytest.mark.exact)])
 @pytest.mark.parametrize("ends_at", ["beginning", "end"])
 def test_b50_passes_after_a_resume_are_whole_also_where_workers_live_on(living, ends_at):
     def make():
@@ -112,7 +112,7 @@ def buffered():
     return streamed().shuffle(seed=3, buffer_size=8)
 
 
-@pytest.mark.parametrize("workers", [None, 0, 2])
+@pytest.mark.parametrize("workers", [None, 0, pytest.param(2, marks=pytest.mark.exact)])
 def test_b52_what_is_in_a_shuffle_buffer_is_not_lost(workers):
     make = buffered if workers is None else lambda: StatefulDataLoader(buffered(), 3, num_workers=workers)
     whole, first, second = continued(make, stop=4)
@@ -140,7 +140,7 @@ def test_b52_a_buffer_that_draws_from_a_stream_of_the_training_too_is_refused():
     assert "generator of its own" in caught.value.hint
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.exact)])
 def test_b53_a_look_ahead_fetches_a_batch_that_was_not_delivered(workers):
     def make():
         return LookAhead(StatefulDataLoader(Numbers(), 3, shuffle=True, num_workers=workers))

@@ -64,7 +64,7 @@ SHUFFLED = {
 
 
 @pytest.mark.parametrize("form", SHUFFLED)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.exact)])
 def test_b44_a_pass_that_was_cut_goes_on_in_its_own_order(form, workers):
     def loader():
         return SHUFFLED[form](num_workers=workers)
@@ -148,6 +148,7 @@ def test_b46_a_pass_is_of_the_epoch_it_was_begun_in_and_the_next_is_of_the_next(
     assert [ids(data), ids(data)] == [orders[2][2 * cut :], orders[3]]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("form", EPOCHS)
 def test_b46_workers_that_live_on_change_nothing(form):
     def loader():
