@@ -61,6 +61,7 @@ def resumed_step(run):
     return state["step"]
 
 
+@pytest.mark.exact
 def test_b76_killed_at_any_moment_of_a_save_the_newest_whole_checkpoint_loads(tmp_path):
     run = tmp_path / "run"
     told = 0

@@ -49,6 +49,7 @@ def test_b14_the_line_in_the_refusal_is_all_that_is_missing(tmp_path):
     Training(model, optimizer, components=components).capture()
 
 
+@pytest.mark.exact
 def test_b14_once_registered_it_goes_on_with_the_same_bits_in_a_new_process(tmp_path):
     saved, resumed = (run("distance", tmp_path / "record", mode) for mode in ("save", "resume"))
     assert saved == resumed

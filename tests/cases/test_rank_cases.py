@@ -43,7 +43,9 @@ def test_b30_the_mean_is_that_of_the_tokens_of_all_ranks(whole):
     assert whole[0]["bits"] == whole[1]["bits"]
 
 
-@pytest.mark.parametrize("cut", [3, pytest.param(5, marks=pytest.mark.exact)])
+@pytest.mark.parametrize(
+    "cut", [pytest.param(3, marks=pytest.mark.exact), pytest.param(5, marks=pytest.mark.exact)]
+)
 def test_b30_a_run_of_two_ranks_cut_in_mid_window_ends_in_the_same_bits(cut, whole, tmp_path):
     stopped = torchrun(tmp_path / "run", cut, tmp_path / "stopped")
     assert [rank["pending"] for rank in stopped] == list(map(float, ranks.TOKENS[(cut - 1) % 4]))

@@ -39,6 +39,7 @@ def check(mode, tmp_path, total, at_least):
     assert kills > at_least // 2
 
 
+@pytest.mark.exact
 def test_killed_at_random_moments(tmp_path):
     check("adamw-foreach-fp32", tmp_path, total=120, at_least=12)
 

@@ -158,7 +158,7 @@ def test_the_loader_has_its_own_collate_function_again():
     assert loader.collate_fn is drawing_collate
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.exact)])
 def test_living_workers_of_every_start_are_looked_at(context):
     loader = stateful(Samples(by_torch), persistent_workers=True, multiprocessing_context=context)
     [told] = saved(loader)
