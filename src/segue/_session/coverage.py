@@ -39,6 +39,7 @@ from segue._capture.wrappers import is_adapter_layer
 from segue._session.coverage_draws import told_of_draws
 from segue._session.coverage_lines import Told, message, told_of_moved, told_of_object
 from segue._session.live import LiveTraining
+from segue._session.refusals import strings_in
 from segue.errors import UncoveredStateWarning, UnsupportedState
 
 _all: weakref.WeakSet[Coverage] = weakref.WeakSet()
@@ -61,7 +62,7 @@ class Coverage:
         self, live: LiveTraining, registered: Registered, not_state: Collection[str], *, strict: bool
     ) -> None:
         self._live = live
-        self._not_state = _entries(not_state)
+        self._not_state = strings_in(not_state, "not_state", "paths")
         self._strict = strict
         self._layouts = Layouts()
         self._told: set[str] = set()
@@ -186,13 +187,14 @@ class Coverage:
 
     def _is_of_an_optimizer(self, value: Any) -> bool:
         """Tell whether it is a list of groups, a group or the state of an optimizer, which are captured with that."""
-        parts = [
+        if not isinstance(value, list | dict):
+            return False
+        parts = (
             part
             for optimizer in self._live.driven().values()
             for part in (*vars(optimizer).values(), *getattr(optimizer, "param_groups", ()))
-            if type(part) is not bool
-        ]
-        return isinstance(value, list | dict) and any(value is part for part in parts)
+        )
+        return any(value is part for part in parts)
 
     def _is_a_clock(self, value: Any) -> bool:
         now = _clocks()
@@ -244,16 +246,6 @@ class Coverage:
             or fnmatch.fnmatchcase(path, f"{entry}[[]*")
             for entry in self._not_state
         )
-
-
-def _entries(not_state: Collection[str]) -> tuple[str, ...]:
-    if isinstance(not_state, str):
-        raise TypeError(f"not_state takes a collection of paths; did you mean not_state=[{not_state!r}]?")
-    entries = tuple(not_state)
-    for entry in entries:
-        if not isinstance(entry, str):
-            raise TypeError(f"not_state takes paths, which are strings, not {entry!r}")
-    return entries
 
 
 def _roots(live: LiveTraining) -> Iterator[object]:

@@ -28,13 +28,27 @@ def entries_in(accept: Collection[str]) -> frozenset[str]:
     Raises:
         TypeError: If it is something else.
     """
-    if isinstance(accept, str):
-        raise TypeError(f"accept takes a collection of codes; did you mean accept=[{accept!r}]?")
-    entries = list(accept)
+    return frozenset(strings_in(accept, "accept", "codes"))
+
+
+def strings_in(values: Collection[str], argument: str, what: str) -> tuple[str, ...]:
+    """Return the strings of an argument that takes several.
+
+    Args:
+        values: Any iterable of strings.
+        argument: The name of the argument.
+        what: What its strings are, in the plural.
+
+    Raises:
+        TypeError: If it is one string, or holds something else.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"{argument} takes a collection of {what}; did you mean {argument}=[{values!r}]?")
+    entries = tuple(values)
     for entry in entries:
         if not isinstance(entry, str):
-            raise TypeError(f"accept takes codes, which are strings, not {entry!r}")
-    return frozenset(entries)
+            raise TypeError(f"{argument} takes {what}, which are strings, not {entry!r}")
+    return entries
 
 
 def refuse(findings: list[Finding], accept: Collection[str]) -> list[Finding]:

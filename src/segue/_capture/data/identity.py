@@ -45,6 +45,15 @@ def dataset_entries(dataset: Any) -> dict[str, Any]:
     return found
 
 
+def iterable_entries(loader: Any) -> dict[str, Any]:
+    """Return what an object that is iterated over itself is, as entries of a contract."""
+    if is_a(loader, STREAMED_DATASET):
+        return dataset_entries(loader)
+    found: dict[str, Any] = {"class": type_name(loader)}
+    length = length_of(loader)
+    return found if length is None else {**found, "length": length}
+
+
 def sampler_entries(sampler: Any, aspect: str = "sampler") -> dict[str, Any]:
     """Return what a sampler is: its class, and those of its settings that decide an order."""
     found: dict[str, Any] = {aspect: type_name(sampler)}

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from segue._capture.data import beginning
-from segue._capture.data.classes import STREAMED_DATASET, is_a
-from segue._capture.data.identity import dataset_entries, length_of
+from segue._capture.data.identity import iterable_entries
 from segue._capture.data.source import Progress
 from segue._capture.data.watch import Watch
-from segue._capture.staging import type_name
 from segue.errors import ComponentMismatch, Finding, UnsupportedState
 
 
@@ -34,11 +32,7 @@ class ReplayedSource:
         return False
 
     def contract(self) -> Mapping[str, Any]:
-        if is_a(self.loader, STREAMED_DATASET):
-            return dataset_entries(self.loader)
-        found: dict[str, Any] = {"class": type_name(self.loader)}
-        length = length_of(self.loader)
-        return found if length is None else {**found, "length": length}
+        return iterable_entries(self.loader)
 
     def begin(self, epoch: int) -> Iterator[Any]:
         self._beginning = beginning.take(self.loader)

@@ -7,7 +7,7 @@ from typing import Any
 
 from segue._capture.data import carried
 from segue._capture.data.classes import STREAMED_DATASET, is_a
-from segue._capture.data.identity import dataset_entries, length_of
+from segue._capture.data.identity import iterable_entries
 from segue._capture.data.source import Progress
 from segue._capture.plain import freeze
 from segue._capture.staging import type_name
@@ -33,11 +33,7 @@ class StatefulIterable:
         return True
 
     def contract(self) -> Mapping[str, Any]:
-        if is_a(self.loader, STREAMED_DATASET):
-            return dataset_entries(self.loader)
-        found: dict[str, Any] = {"class": type_name(self.loader)}
-        length = length_of(self.loader)
-        return found if length is None else {**found, "length": length}
+        return iterable_entries(self.loader)
 
     def begin(self, epoch: int) -> Iterator[Any]:
         self._remember_fresh()
